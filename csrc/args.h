@@ -1,0 +1,60 @@
+// The one signature of every product kernel: plain pointers and sizes, no torch.
+//
+// The caller (matmul.cpp) has checked everything; a kernel trusts what it reads here.
+// Layouts are those of lowbit/pack/layout.py. Enumerators are indices into the lists of lowbit/scheme.py and
+// lowbit/dtypes.py; the generator asserts that they agree.
+#pragma once
+#include <cstdint>
+
+namespace lowbit {
+
+enum class ScaleType : int32_t { kFloat16, kBFloat16, kFloat32 };
+enum class ZeroKind : int32_t { kNone, kZero, kMin };
+enum class FloatType : int32_t { kFloat32, kFloat16, kBFloat16 };
+// The first three equal FloatType: x is used as it comes. kInt8: x is quantized per token on the fly.
+enum class ActType : int32_t { kFloat32, kFloat16, kBFloat16, kInt8 };
+
+// A packed weight [n, k]: codes in the layout of the device class, scales and zeros [ceil(n/16)][groups][16].
+struct Weight {
+  const uint8_t* codes;
+  const void* scales;
+  const void* zeros;  // null when zero_kind is kNone
+  int64_t n, k;
+  int64_t group_size;  // 16..256, or k and above for a whole row
+  ScaleType scale_type;
+  ZeroKind zero_kind;
+};
+
+// x: m rows of k values; consecutive k are adjacent, rows lie row_stride elements apart.
+struct Input {
+  const void* data;
+  int64_t m;
+  int64_t row_stride;
+  FloatType type;
+};
+
+// y: m rows of n values in x's type; bias (n values of bias_type, or null) is added in fp32 before rounding.
+struct Output {
+  void* data;
+  int64_t row_stride;
+  const void* bias;
+  FloatType bias_type;
+};
+
+// How a kernel spreads work: calls body(context, begin, end) over [0, count) in chunks of at least grain.
+using ParallelBody = void (*)(void* context, int64_t begin, int64_t end);
+struct Runtime {
+  void (*parallel_for)(int64_t count, int64_t grain, ParallelBody body, void* context);
+  int threads;
+};
+
+struct MatmulArgs {
+  Weight w;
+  Input x;
+  Output y;
+  Runtime run;
+};
+
+using MatmulFn = void (*)(const MatmulArgs&);
+
+}  // namespace lowbit

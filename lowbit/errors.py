@@ -1,0 +1,51 @@
+"""The errors of lowbit: one sentence each, naming what was expected, what came, and what to do.
+
+Every error is a :class:`LowbitError` and also the built-in error that a user of PyTorch would expect.
+"""
+
+from __future__ import annotations
+
+
+class LowbitError(Exception):
+    """Base class of every error that lowbit raises on purpose."""
+
+
+class SchemeError(LowbitError, ValueError):
+    """A weight type, group size, zero kind or scale type that does not exist or does not go together."""
+
+
+class DtypeError(LowbitError, TypeError):
+    """A tensor or argument of the wrong type."""
+
+
+class ShapeError(LowbitError, ValueError):
+    """A tensor of the wrong shape."""
+
+
+class DeviceError(LowbitError, ValueError):
+    """Tensors on different devices, or on a device that lowbit has no kernels for."""
+
+
+class QuantizationError(LowbitError, ValueError):
+    """A weight that cannot be quantized: NaN, infinity, or a scale that overflows its type."""
+
+
+class FormatError(LowbitError, ValueError):
+    """Stored data that breaks the canonical form; the message names the tensor."""
+
+
+class EnvironmentVariableError(LowbitError, ValueError):
+    """A ``LOWBIT_*`` variable with a value that does not exist."""
+
+
+class ExtensionError(LowbitError, ImportError):
+    """The compiled libraries are missing or do not load on this machine."""
+
+
+def nearest(name: str, known) -> str:
+    """A short hint for a misspelt name: the known names that look most like it, or all of them."""
+    import difflib
+
+    known = list(known)
+    close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+    return ", ".join(close or known)

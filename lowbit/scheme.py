@@ -1,0 +1,71 @@
+"""What is legal: how weight type, group size, zero kind, scale type and activation go together.
+
+:func:`why_not` is the only place that knows; the generator, the errors and ``--explain`` print its sentence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .dtypes import ActType, WeightType, act_type, weight_type
+from .errors import SchemeError
+
+GROUP_SIZES = (16, 32, 64, 128, 256)
+WHOLE_ROW = -1
+#: How a zero enters a value, in the order of its id: W = s*v; W = s*(v - zero); W = s*v + zero.
+ZERO_KINDS = ("none", "zero", "min")
+#: Types of scales and zeros, in the order of their id.
+SCALE_TYPES = ("float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a weight is quantized: everything but its values and its shape."""
+
+    weight: WeightType
+    group_size: int = 128
+    zero_kind: str = "none"
+    scale_type: str = "float16"
+
+    @classmethod
+    def make(cls, weight, group_size: int = 128, zero_kind: str | None = None, scale_type: str = "float16") -> Scheme:
+        """A checked scheme; the zero kind defaults to what the weight type needs. Raises SchemeError."""
+        weight = weight_type(weight)
+        if zero_kind is None:
+            zero_kind = "zero" if weight.kind == "uint" else "none"
+        reason = why_not(weight, group_size=group_size, zero_kind=zero_kind, scale_type=scale_type)
+        if reason:
+            raise SchemeError(reason)
+        return cls(weight, group_size, zero_kind, scale_type)
+
+    def groups(self, k: int) -> int:
+        """How many groups a row of k weights has (the last one may be short)."""
+        return 1 if self.group_size == WHOLE_ROW else -(-k // self.group_size)
+
+
+def why_not(
+    weight: WeightType | str,
+    act: ActType | str | None = None,
+    *,
+    group_size: int | None = None,
+    zero_kind: str | None = None,
+    scale_type: str | None = None,
+    family: str | None = None,
+) -> str | None:
+    """The reason why a combination is not legal, as one sentence, or None when it is. Unset fields are not judged."""
+    weight = weight_type(weight)
+    if group_size is not None:
+        if isinstance(group_size, bool) or not isinstance(group_size, int):
+            return f"group_size must be a whole number, got {group_size!r}"
+        if group_size != WHOLE_ROW and group_size not in GROUP_SIZES:
+            sizes = ", ".join(map(str, GROUP_SIZES))
+            return f"group_size must be one of {sizes} or -1 (the whole row), got {group_size}"
+    if zero_kind is not None and zero_kind not in ZERO_KINDS:
+        return f"zero_kind must be one of {', '.join(ZERO_KINDS)}, got {zero_kind!r}"
+    if scale_type is not None and scale_type not in SCALE_TYPES:
+        return f"scales must be one of {', '.join(SCALE_TYPES)}, got {scale_type!r}"
+    if act is not None:
+        act = act_type(act)
+        if family is not None and family != "cpu":
+            return f"no kernel of family {family!r} exists yet"
+    return None
