@@ -1,0 +1,312 @@
+"""QuantTensor, the canonical, device-free form of a quantized weight: what files hold and ``pack_weight`` reads.
+
+The form is specified in docs/format.md. In short, for a weight ``[N, K]`` of b-bit codes in groups of g along K:
+
+    codes   uint8 [N, ceil(K*b/8)]   row by row a dense little-endian bit stream: code k is bits k*b .. k*b+b-1
+    scales  [N, ceil(K/g)]           float16, bfloat16 or float32
+    zeros   like scales, or None     W = s*v (none), s*(v - zero) (zero), s*v + zero (min)
+    perm    int32 [K], or None       stored column j is column perm[j] of the weight (x is gathered: x[..., perm])
+    codebook  [2**b], or None        the value of each code, in place of the type's own
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .dtypes import WeightType, weight_type
+from .errors import DeviceError, DtypeError, FormatError, SchemeError, ShapeError
+from .scheme import SCALE_TYPES, Scheme
+
+_SCALE_DTYPES = tuple(getattr(torch, name) for name in SCALE_TYPES)
+_FIELDS = ("codes", "scales", "zeros", "perm", "codebook")
+# Why: weights a step on a CPU; four times as many, whose temporaries leave the cache, took 1.2 to 2 times as long.
+_CHUNK = 1 << 17
+
+
+class QuantTensor:
+    """A quantized weight in canonical form.
+
+    codes: uint8 ``[N, ceil(K*bits/8)]`` bit stream; scales, zeros: ``[N, ceil(K/group_size)]`` (one column for the
+    whole row, -1) of one float type; dtype: a weight type or its name; shape: ``(N, K)``, both at least 1; zero_kind:
+    "none", "zero" or "min", by default what the type needs; perm: int32 ``[K]``; codebook: float ``[2**bits]``, only
+    with uint types. All tensors are on one device; they are kept without a copy when contiguous.
+
+    Raises DtypeError, ShapeError, DeviceError or SchemeError. Contents are judged by :meth:`validate`, not here.
+    """
+
+    def __init__(
+        self, codes, scales, zeros=None, *, dtype, shape, group_size=128, zero_kind=None, perm=None, codebook=None
+    ):
+        wtype = weight_type(dtype)
+        n, k = self.shape = _checked_shape(shape)
+        for field, value in zip(_FIELDS, (codes, scales, zeros, perm, codebook), strict=True):
+            if value is None and field not in ("codes", "scales"):
+                continue
+            if not isinstance(value, torch.Tensor):
+                raise DtypeError(f"{field} must be a torch.Tensor, got {type(value).__name__}")
+            if value.device != codes.device:
+                raise DeviceError(f"{field} must be on the device of codes, {codes.device}, got {value.device}")
+        if scales.dtype not in _SCALE_DTYPES:
+            raise DtypeError(f"scales must be one of {', '.join(SCALE_TYPES)}, got {_name(scales)}")
+        if zero_kind is None and codebook is not None and zeros is None:
+            zero_kind = "none"
+        self.scheme = Scheme.make(wtype, group_size, zero_kind, _name(scales))
+        if (zeros is None) != (self.scheme.zero_kind == "none"):
+            wanted = "no zeros" if zeros is not None else "zeros of the scales' type and shape"
+            raise SchemeError(f"zero_kind {self.scheme.zero_kind!r} of {wtype} goes with {wanted}")
+        if codebook is not None and wtype.kind != "uint":
+            raise SchemeError(f"a codebook goes with a uint type such as uint{wtype.bits}, got {wtype}")
+        groups = self.scheme.groups(k)
+        _expect("codes", codes, (n, stream_bytes(k, wtype.bits)), torch.uint8)
+        _expect("scales", scales, (n, groups), scales.dtype)
+        _expect("zeros", zeros, (n, groups), scales.dtype)
+        _expect("perm", perm, (k,), torch.int32)
+        if codebook is not None and codebook.dtype not in _SCALE_DTYPES:
+            raise DtypeError(f"codebook must be one of {', '.join(SCALE_TYPES)}, got {_name(codebook)}")
+        _expect("codebook", codebook, (1 << wtype.bits,), codebook.dtype if codebook is not None else None)
+        for field, value in zip(_FIELDS, (codes, scales, zeros, perm, codebook), strict=True):
+            setattr(self, field, None if value is None else value.detach().contiguous())
+
+    @classmethod
+    def from_codes(
+        cls, codes, scales, zeros=None, *, dtype, group_size=128, zero_kind=None, perm=None, codebook=None
+    ) -> QuantTensor:
+        """A QuantTensor of codes uint8 ``[N, K]``, one code a byte. Raises SchemeError for a code of 2**bits or more."""
+        wtype = weight_type(dtype)
+        stream = cls.pack_codes(codes, wtype.bits)
+        options = dict(group_size=group_size, zero_kind=zero_kind, perm=perm, codebook=codebook)
+        return cls(stream, scales, zeros, dtype=wtype, shape=tuple(codes.shape), **options)
+
+    @staticmethod
+    def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
+        """The bit stream uint8 ``[N, ceil(K*bits/8)]`` of codes uint8 ``[N, K]``, on their device."""
+        _check_codes(codes, bits)
+        n, k = codes.shape
+        top = int(codes.amax()) if codes.numel() else 0
+        if top >= 1 << bits:
+            raise SchemeError(f"{bits}-bit codes are at most {(1 << bits) - 1}, got {top}")
+        out = torch.empty(n, stream_bytes(k, bits), dtype=torch.uint8, device=codes.device)
+        for rows in row_chunks(n, k, codes.device):
+            part = codes[rows]
+            if k % 8:
+                part = torch.nn.functional.pad(part, (0, -k % 8))
+            # Eight codes are exactly `bits` bytes: gather them in a 64-bit word, whose low bytes are the stream.
+            part = part.reshape(part.shape[0], -1, 8).to(torch.int64)
+            word = part[:, :, 0].clone()
+            for i in range(1, 8):
+                word |= part[:, :, i] << (bits * i)
+            out[rows] = word.unsqueeze(-1).view(torch.uint8)[:, :, :bits].flatten(1)[:, : out.shape[1]]
+        return out
+
+    @staticmethod
+    def unpack_codes(stream: torch.Tensor, bits: int, k: int) -> torch.Tensor:
+        """The codes uint8 ``[N, k]`` of a bit stream uint8 ``[N, ceil(k*bits/8)]``, on its device."""
+        _check_codes(stream, bits)
+        n = stream.shape[0]
+        _expect("codes", stream, (n, stream_bytes(k, bits)), torch.uint8)
+        out = torch.empty(n, k, dtype=torch.uint8, device=stream.device)
+        shifts = torch.arange(0, 8 * bits, bits, device=stream.device)
+        for rows in row_chunks(n, k, stream.device):
+            part = stream[rows]
+            if part.shape[1] % bits:
+                part = torch.nn.functional.pad(part, (0, -part.shape[1] % bits))
+            part = part.reshape(part.shape[0], -1, bits)
+            word = torch.zeros(*part.shape[:2], 8, dtype=torch.uint8, device=part.device)
+            word[:, :, :bits] = part
+            # Why: the shift is arithmetic, but the mask takes off the copies of the sign bit.
+            codes = (word.view(torch.int64) >> shifts) & ((1 << bits) - 1)
+            out[rows] = codes.flatten(1)[:, :k].to(torch.uint8)
+        return out
+
+    def unpack(self) -> torch.Tensor:
+        """The codes, one a byte: uint8 ``[N, K]``, in stored order (``perm`` is not applied)."""
+        return self.unpack_codes(self.codes, self.dtype.bits, self.shape[1])
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The weight ``[N, K]`` for which ``x @ W.T`` is the product: columns in the caller's order, ``perm`` undone.
+
+        dtype: a float type, by default that of the scales. Arithmetic is fp32 (float64 if asked for float64), rounded
+        once to dtype.
+        """
+        dtype = self.scales.dtype if dtype is None else dtype
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise DtypeError(f"expected a floating-point torch.dtype such as torch.float16, got {dtype}")
+        (n, k), wtype = self.shape, self.dtype
+        work = torch.float64 if dtype == torch.float64 else torch.float32
+        values = wtype.values if self.codebook is None else self.codebook
+        table = torch.as_tensor(values, dtype=work, device=self.device)
+        out = torch.empty(n, k, dtype=dtype, device=self.device)
+        perm = None if self.perm is None else self.perm.long()
+        for rows in row_chunks(n, k, self.device):
+            codes = self.unpack_codes(self.codes[rows], wtype.bits, k)
+            part = table.index_select(0, codes.flatten().int()).view(codes.shape)
+            scales = self._spread(self.scales[rows].to(work))
+            zeros = None if self.zeros is None else self._spread(self.zeros[rows].to(work))
+            if self.zero_kind == "zero":
+                part = part - zeros
+            part = part * scales
+            if self.zero_kind == "min":
+                part = part + zeros
+            if perm is None:
+                out[rows] = part.to(dtype)
+            else:
+                out[rows] = torch.empty_like(part).index_copy_(1, perm, part).to(dtype)
+        return out
+
+    def _spread(self, per_group: torch.Tensor) -> torch.Tensor:
+        """``[n, G]`` to ``[n, K]``, or to ``[n, 1]`` when a row is one group."""
+        if per_group.shape[1] == 1:
+            return per_group
+        return per_group.repeat_interleave(self.group_size, dim=1)[:, : self.shape[1]]
+
+    def validate(self, name: str = "weight") -> QuantTensor:
+        """Judge the contents and return self. Raises FormatError that names the tensor.
+
+        Refused: bits set behind the last code of a row, NaN or infinity among scales, zeros or the codebook, codes that
+        mean NaN or infinity, a perm that is not a permutation of 0..K-1.
+        """
+        (n, k), wtype = self.shape, self.dtype
+        used = k * wtype.bits % 8
+        if used:
+            bad = int((self.codes[:, -1] >> used).count_nonzero())
+            if bad:
+                raise FormatError(f"{name}.qweight: bits behind the last code of a row must be 0, {bad} rows have some set")
+        for field in ("scales", "zeros", "codebook"):
+            value = getattr(self, field)
+            if value is not None:
+                bad = value.numel() - int(value.isfinite().count_nonzero())
+                if bad:
+                    raise FormatError(f"{name}.{field}: expected finite numbers, {bad} of {value.numel()} are NaN or infinite")
+        if wtype.invalid_codes and self.codebook is None:
+            legal = torch.tensor([code not in wtype.invalid_codes for code in range(1 << wtype.bits)])
+            for rows in row_chunks(n, k, self.device):
+                codes = self.unpack_codes(self.codes[rows], wtype.bits, k)
+                bad = codes.numel() - int(legal.to(self.device)[codes.int()].count_nonzero())
+                if bad:
+                    raise FormatError(f"{name}.qweight: expected finite weights, {bad} codes mean NaN or infinity in {wtype}")
+        if self.perm is not None:
+            expected = torch.arange(k, dtype=torch.int32, device=self.device)
+            if not torch.equal(self.perm.sort().values, expected):
+                raise FormatError(f"{name}.perm: expected a permutation of 0..{k - 1}, got repeated or outside numbers")
+        return self
+
+    @property
+    def dtype(self) -> WeightType:
+        return self.scheme.weight
+
+    @property
+    def group_size(self) -> int:
+        return self.scheme.group_size
+
+    @property
+    def zero_kind(self) -> str:
+        return self.scheme.zero_kind
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(t.numel() * t.element_size() for t in self._tensors().values())
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {field: value for field in _FIELDS if (value := getattr(self, field)) is not None}
+
+    def _map(self, change) -> QuantTensor:
+        tensors = {field: change(value) for field, value in self._tensors().items()}
+        options = dict(dtype=self.dtype, shape=self.shape, group_size=self.group_size, zero_kind=self.zero_kind)
+        return QuantTensor(**tensors, **options)
+
+    def to(self, device) -> QuantTensor:
+        """The same weight on another device; no copy when it is there already."""
+        return self._map(lambda t: t.to(torch.device(device)))
+
+    def cpu(self) -> QuantTensor:
+        return self.to("cpu")
+
+    def cuda(self) -> QuantTensor:
+        return self.to("cuda")
+
+    def clone(self) -> QuantTensor:
+        return self._map(torch.clone)
+
+    def __eq__(self, other) -> bool:
+        """Every field, type and byte the same (so -0 differs from 0, and equal NaNs are equal); devices may differ."""
+        if not isinstance(other, QuantTensor):
+            return NotImplemented
+        mine, theirs = self._tensors(), other._tensors()
+        if self.scheme != other.scheme or self.shape != other.shape or mine.keys() != theirs.keys():
+            return False
+        return all(
+            t.dtype == theirs[f].dtype and torch.equal(t.view(torch.uint8), theirs[f].to(t.device).view(torch.uint8))
+            for f, t in mine.items()
+        )
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        extra = "".join(f", {field}" for field in ("perm", "codebook") if getattr(self, field) is not None)
+        zeros = "" if self.zero_kind == "none" else f", zero_kind={self.zero_kind!r}"
+        return (
+            f"QuantTensor({self.dtype}, shape={self.shape}, group_size={self.group_size}{zeros}, "
+            f"scales={self.scheme.scale_type}{extra}, device={str(self.device)!r}, nbytes={self.nbytes})"
+        )
+
+    def save(self, path, name: str = "weight") -> None:
+        """Write one safetensors file of format 1 (docs/format.md), the tensors called ``<name>.qweight`` and so on."""
+        # Why here: files are a later room; only these two conveniences reach for it, and only when called.
+        from .checkpoint.native import save
+
+        save(path, {name: self})
+
+    @staticmethod
+    def load(path, device="cpu") -> QuantTensor:
+        """The one weight of a file written by :meth:`save`. Raises FormatError for any other content."""
+        from .checkpoint.native import load
+
+        weights = load(path, device=device)
+        if len(weights) != 1:
+            raise FormatError(f"{path}: expected one weight, got {len(weights)}; use lowbit.checkpoint.native.load")
+        return next(iter(weights.values()))
+
+
+def stream_bytes(k: int, bits: int) -> int:
+    """Bytes of one row's stream of k codes."""
+    return (k * bits + 7) // 8
+
+
+def _checked_shape(shape) -> tuple[int, int]:
+    shape = tuple(shape)
+    if len(shape) != 2 or not all(isinstance(d, int) and not isinstance(d, bool) and d >= 1 for d in shape):
+        raise ShapeError(f"shape must be (N, K) of two whole numbers from 1, got {shape}")
+    return shape
+
+
+def _check_codes(codes, bits: int) -> None:
+    if not isinstance(bits, int) or not 1 <= bits <= 8:
+        raise SchemeError(f"bits must be 1 to 8, got {bits!r}")
+    if not isinstance(codes, torch.Tensor) or codes.dtype != torch.uint8:
+        raise DtypeError(f"codes must be a uint8 tensor, got {_name(codes)}")
+    if codes.dim() != 2:
+        raise ShapeError(f"codes must have two dimensions, got shape {tuple(codes.shape)}")
+
+
+def _expect(field: str, value, shape: tuple[int, ...], dtype) -> None:
+    if value is None:
+        return
+    if value.dtype != dtype:
+        raise DtypeError(f"{field} must be {str(dtype).removeprefix('torch.')}, got {_name(value)}")
+    if tuple(value.shape) != shape:
+        raise ShapeError(f"{field} must have shape {shape}, got {tuple(value.shape)}")
+
+
+def _name(value) -> str:
+    return str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def row_chunks(n: int, k: int, device: torch.device):
+    """Slices of rows that keep the temporaries of one step small: in the cache of a CPU core, or some MB on a GPU."""
+    step = max(1, (_CHUNK if device.type == "cpu" else _CHUNK << 7) // max(k, 1))
+    return (slice(start, start + step) for start in range(0, n, step))
