@@ -71,7 +71,7 @@ class QuantTensor:
     def from_codes(
         cls, codes, scales, zeros=None, *, dtype, group_size=128, zero_kind=None, perm=None, codebook=None
     ) -> QuantTensor:
-        """A QuantTensor of codes uint8 ``[N, K]``, one code a byte. Raises SchemeError for a code of 2**bits or more."""
+        """A QuantTensor of codes uint8 ``[N, K]``, one a byte. Raises SchemeError for a code of 2**bits or more."""
         wtype = weight_type(dtype)
         stream = cls.pack_codes(codes, wtype.bits)
         options = dict(group_size=group_size, zero_kind=zero_kind, perm=perm, codebook=codebook)
@@ -170,20 +170,23 @@ class QuantTensor:
         if used:
             bad = int((self.codes[:, -1] >> used).count_nonzero())
             if bad:
-                raise FormatError(f"{name}.qweight: bits behind the last code of a row must be 0, {bad} rows have some set")
+                raise FormatError(
+                    f"{name}.qweight: bits behind a row's last code must be 0, in {bad} rows some are set"
+                )
         for field in ("scales", "zeros", "codebook"):
             value = getattr(self, field)
             if value is not None:
                 bad = value.numel() - int(value.isfinite().count_nonzero())
                 if bad:
-                    raise FormatError(f"{name}.{field}: expected finite numbers, {bad} of {value.numel()} are NaN or infinite")
+                    count = f"{bad} of {value.numel()}"
+                    raise FormatError(f"{name}.{field}: expected finite numbers, {count} are NaN or infinite")
         if wtype.invalid_codes and self.codebook is None:
             legal = torch.tensor([code not in wtype.invalid_codes for code in range(1 << wtype.bits)])
             for rows in row_chunks(n, k, self.device):
                 codes = self.unpack_codes(self.codes[rows], wtype.bits, k)
                 bad = codes.numel() - int(legal.to(self.device)[codes.int()].count_nonzero())
                 if bad:
-                    raise FormatError(f"{name}.qweight: expected finite weights, {bad} codes mean NaN or infinity in {wtype}")
+                    raise FormatError(f"{name}.qweight: {bad} codes mean NaN or infinity in {wtype}, expected none")
         if self.perm is not None:
             expected = torch.arange(k, dtype=torch.int32, device=self.device)
             if not torch.equal(self.perm.sort().values, expected):
