@@ -1,0 +1,189 @@
+"""PackedWeight, a quantized weight in the layout that kernels read, and :func:`pack_weight`, which makes it.
+
+Private to a version and a device class: never saved, made again from the :class:`~lowbit.tensor.QuantTensor`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..dtypes import WeightType
+from ..errors import DeviceError, DtypeError, SchemeError
+from ..scheme import Scheme
+from ..tensor import QuantTensor, stream_bytes
+from . import layout as _layout
+
+_LAYOUT_OF_DEVICE = {"cpu": "cpu", "cuda": "nvidia"}
+
+
+class PackedWeight:
+    """A packed weight; make it with :func:`pack_weight`. Holds one copy of the codes and nothing else of size.
+
+    codes: uint8 in ``layout`` (formula and picture: lowbit/pack/layout.py); scales, zeros: ``[N/16 rounded up, G, 16]``
+    in their own type, zeros None without a zero point; perm: int32 ``[K]`` or None (the product reads ``x[..., perm]``);
+    scheme: the :class:`~lowbit.scheme.Scheme`; shape: ``(N, K)`` unpadded; layout: "cpu" or "nvidia".
+    """
+
+    def __init__(self, codes, scales, zeros, perm, *, scheme: Scheme, shape: tuple[int, int], layout: str):
+        self.codes = codes
+        self.scales = scales
+        self.zeros = zeros
+        self.perm = perm
+        self.scheme = scheme
+        self.shape = shape
+        self.layout = layout
+
+    @property
+    def dtype(self) -> WeightType:
+        return self.scheme.weight
+
+    @property
+    def group_size(self) -> int:
+        return self.scheme.group_size
+
+    @property
+    def zero_kind(self) -> str:
+        return self.scheme.zero_kind
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together."""
+        tensors = (self.codes, self.scales, self.zeros, self.perm)
+        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+    def unpack(self) -> QuantTensor:
+        """The QuantTensor that was packed, byte for byte, on this device."""
+        _refuse_capture("unpack")
+        n, k = self.shape
+        return QuantTensor(
+            _run_unpack(self.codes, n, k, self.scheme.weight.bits, self.layout),
+            _layout.unpack_groups(self.scales, n),
+            None if self.zeros is None else _layout.unpack_groups(self.zeros, n),
+            dtype=self.scheme.weight,
+            shape=self.shape,
+            group_size=self.scheme.group_size,
+            zero_kind=self.scheme.zero_kind,
+            perm=self.perm,
+        )
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The whole weight ``[N, K]`` as floats (QuantTensor.dequantize): for looking at it, not for products."""
+        return self.unpack().dequantize(dtype)
+
+    def to(self, device) -> PackedWeight:
+        """The same weight on another device, repacked when that device's kernels read another layout.
+
+        Returns self when it is there already. Raises DeviceError like :func:`pack_weight`.
+        """
+        device = _device(device)
+        if device == self.device:
+            return self
+        if self.layout != _LAYOUT_OF_DEVICE[device.type]:
+            return pack_weight(self.unpack(), device)
+        tensors = (self.codes, self.scales, self.zeros, self.perm)
+        moved = [None if t is None else t.to(device) for t in tensors]
+        _finish(device)
+        return PackedWeight(*moved, scheme=self.scheme, shape=self.shape, layout=self.layout)
+
+    def __repr__(self) -> str:
+        s = self.scheme
+        zeros = "" if s.zero_kind == "none" else f", zero_kind={s.zero_kind!r}"
+        perm = "" if self.perm is None else ", perm"
+        return (
+            f"PackedWeight({s.weight}, shape={self.shape}, group_size={s.group_size}{zeros}, scales={s.scale_type}{perm}, "
+            f"layout={self.layout!r}, device={str(self.device)!r}, nbytes={self.nbytes})"
+        )
+
+
+def pack_weight(qt: QuantTensor, device="cpu", *, layout: str | None = None) -> PackedWeight:
+    """Put a QuantTensor into the layout that the kernels of ``device`` read; ``pack_weight(qt).unpack() == qt``.
+
+    device: "cpu" or a CUDA device; layout: by default the device's own ("cpu", "nvidia" for CUDA). A codebook has no
+    kernel yet. Raises DtypeError when qt is not a QuantTensor, DeviceError for a device that lowbit has no kernels
+    for, SchemeError for a codebook or an unknown layout.
+    """
+    if not isinstance(qt, QuantTensor):
+        raise DtypeError(f"expected a QuantTensor (lowbit.quantize makes one), got {type(qt).__name__}")
+    device = _device(device)
+    if qt.codebook is not None:
+        raise SchemeError("expected a weight without a codebook, got one with: no kernel reads codebooks yet")
+    layout = _layout.check_layout(_LAYOUT_OF_DEVICE[device.type] if layout is None else layout)
+    _refuse_capture("pack")
+    qt = qt.to(device)
+    (n, k), bits = qt.shape, qt.dtype.bits
+    packed = PackedWeight(
+        _run_pack(qt.codes, n, k, bits, layout),
+        _layout.pack_groups(qt.scales, layout),
+        None if qt.zeros is None else _layout.pack_groups(qt.zeros, layout),
+        qt.perm,
+        scheme=qt.scheme,
+        shape=qt.shape,
+        layout=layout,
+    )
+    _finish(device)
+    return packed
+
+
+def _device(device) -> torch.device:
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise DeviceError(f"expected a device such as 'cpu' or 'cuda', got {device!r}") from error
+    if device.type not in _LAYOUT_OF_DEVICE:
+        raise DeviceError(f"expected a cpu or cuda device, got '{device}': lowbit has no kernels for it")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise DeviceError(f"expected a device that torch sees, got '{device}': this torch finds no CUDA; use 'cpu'")
+        count = torch.cuda.device_count()
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        if device.index >= count:
+            raise DeviceError(f"expected a device that torch sees (cuda:0 to cuda:{count - 1}), got '{device}'")
+    elif device.index is not None:
+        device = torch.device("cpu")
+    return device
+
+
+def _refuse_capture(what: str) -> None:
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise DeviceError(f"cannot {what} a weight while a CUDA graph is captured; {what} it before the capture")
+
+
+def _finish(device: torch.device) -> None:
+    # Why: kernels read packed bytes before they wait for the kernel in front of them (programmatic dependent launch),
+    # so the bytes must be in memory before any product is launched, on whatever stream.
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def _native(name: str):
+    """The compiled op, or None when the extension is not built: the torch operations of layout.py give the same bytes."""
+    try:
+        from .. import extension
+
+        extension.load()
+    except ImportError:  # ExtensionError is one
+        return None
+    return getattr(torch.ops.lowbit, name, None)
+
+
+def _run_pack(stream: torch.Tensor, n: int, k: int, bits: int, layout: str) -> torch.Tensor:
+    op = _native("pack_codes") if stream.device.type == "cpu" else None
+    if op is None:
+        return _layout.pack_codes(stream, n, k, bits, layout)
+    # Why here and not in the op: out of memory stays torch.OutOfMemoryError.
+    packed = torch.empty(_layout.codes_shape(layout, n, k, bits), dtype=torch.uint8)
+    op(stream, n, k, bits, _layout.LAYOUTS.index(layout), packed)
+    return packed
+
+
+def _run_unpack(packed: torch.Tensor, n: int, k: int, bits: int, layout: str) -> torch.Tensor:
+    op = _native("unpack_codes") if packed.device.type == "cpu" else None
+    if op is None:
+        return _layout.unpack_codes(packed, n, k, bits, layout)
+    stream = torch.empty((n, stream_bytes(k, bits)), dtype=torch.uint8)
+    op(packed, n, k, bits, _layout.LAYOUTS.index(layout), stream)
+    return stream
