@@ -165,7 +165,7 @@ def _rtn(rule: _Rule, w: torch.Tensor) -> _Found:
         if bad:
             name, top = rule.scheme.scale_type, w.abs().max().item()
             raise QuantizationError(
-                f"{bad} {what} overflow {name} (largest weight {top:.3g}); pass a wider scale_dtype such as torch.float32"
+                f"{bad} {what} overflow {name} (largest weight {top:.3g}); pass a wider scale_dtype, torch.float32"
             )
     return found
 

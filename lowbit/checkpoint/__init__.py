@@ -1,0 +1,1 @@
+"""Files: lowbit's own format (native.py) and, one file each, the formats of others."""
