@@ -1,31 +1,15 @@
 // The op matmul_out: tensors to checked MatmulArgs, the kernel for them, and torch's threads to run it on.
-#include <torch/csrc/stable/ops.h>
-#include <unistd.h>
-
-#include <algorithm>
-
 #include "check.h"
 #include "cpu_isa.h"
 #include "registry.h"
+#include "threads.h"
 #include "types.inc"
 
 namespace lowbit {
 namespace {
 
-// Why: OpenMP's workers do not survive a fork, and a parallel region in the child waits for them for ever. torch's own
-// operations hang there; a product runs on the child's one thread instead.
-bool forked() {
-  static const pid_t loaded_in = getpid();
-  return getpid() != loaded_in;
-}
-// Why: the line above must run when the library is loaded, not at the first product, which may be in a child.
-[[maybe_unused]] const bool at_load = forked();
-
 void parallel_for(int64_t count, int64_t grain, ParallelBody body, void* context) {
-  if (count <= 0) return;
-  if (count <= grain || forked()) return body(context, 0, count);
-  torch::stable::parallel_for(0, count, std::max<int64_t>(grain, 1),
-                              [&](int64_t begin, int64_t end) { body(context, begin, end); });
+  parallel(count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
 }
 
 int threads() { return forked() ? 1 : static_cast<int>(torch::stable::get_num_threads()); }
@@ -58,7 +42,7 @@ Weight check_weight(const Tensor& codes, const Tensor& scales, const std::option
           data_or_null(zeros),
           n,
           k,
-          whole_row ? k : group_size,
+          group_size,
           scale_type(scales, "scales"),
           static_cast<ZeroKind>(zero_kind)};
 }

@@ -1,0 +1,61 @@
+"""lowbit: matrix products with weights of 1 to 8 bits.
+
+``import lowbit`` is cheap: torch is imported when a name that needs it is first used.
+"""
+
+from __future__ import annotations
+
+from .errors import (
+    DeviceError,
+    DtypeError,
+    EnvironmentVariableError,
+    ExtensionError,
+    FormatError,
+    LowbitError,
+    QuantizationError,
+    SchemeError,
+    ShapeError,
+)
+
+__version__ = "0.1.0"
+
+#: Public name -> the module that holds it.
+_LAZY = {
+    "QuantTensor": "tensor",
+    "quantize": "quantizers",
+    "PackedWeight": "pack",
+    "pack_weight": "pack",
+    "matmul": "ops.launch",
+    "Linear": "nn",
+    "prepare": "nn",
+    "quantize_model": "convert_model",
+    "info": "commands.info",
+    "selftest": "commands.selftest",
+}
+
+__all__ = [
+    "DeviceError",
+    "DtypeError",
+    "EnvironmentVariableError",
+    "ExtensionError",
+    "FormatError",
+    "LowbitError",
+    "QuantizationError",
+    "SchemeError",
+    "ShapeError",
+    "__version__",
+    *_LAZY,
+]
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,72 @@
+"""Every environment variable of lowbit, in one table; the README prints it with :func:`table`."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+
+from .errors import EnvironmentVariableError, nearest
+
+_PREFIX = "LOWBIT_"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable: ``expects`` is what a value may be, in words; ``values`` the legal ones where they are a fixed list."""
+
+    name: str
+    when: str
+    expects: str
+    meaning: str
+    values: tuple[str, ...] | None = None
+
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable(
+        "LOWBIT_FORCE_ISA",
+        "run",
+        "an instruction set that `lowbit info` lists",
+        "Use the CPU kernels of this instruction set, not those of the best one; an error if this CPU lacks it.",
+    ),
+    Variable(
+        "LOWBIT_ONLY",
+        "build",
+        "a pattern such as `w4*_cpu_avx2`",
+        "Build only the kernels whose name matches; products without a kernel then raise an error.",
+    ),
+)
+
+_BY_NAME = {v.name: v for v in VARIABLES}
+
+
+def get(name: str) -> str | None:
+    """The value of a variable of the table, None when unset or empty.
+
+    Raises EnvironmentVariableError for a value outside the variable's list, KeyError for a name outside the table.
+    """
+    variable = _BY_NAME[name]
+    value = os.environ.get(name, "").strip()
+    if not value:
+        return None
+    if variable.values is not None and value not in variable.values:
+        raise unknown_value(name, value, variable.values)
+    return value
+
+
+def unknown_value(name: str, value: str, known) -> EnvironmentVariableError:
+    """The error for a value that does not exist, with the nearest ones that do."""
+    return EnvironmentVariableError(f"{name} does not know {value!r}; did you mean {nearest(value, known)}?")
+
+
+def warn_about_unknown_names() -> None:
+    """One warning for each ``LOWBIT_*`` variable that is set and that no version of this table knows."""
+    for name in os.environ:
+        if name.startswith(_PREFIX) and name not in _BY_NAME:
+            warnings.warn(f"{name} is set, but lowbit reads {nearest(name, _BY_NAME)}", stacklevel=3)
+
+
+def table() -> str:
+    """The table as Markdown."""
+    rows = [f"| `{v.name}` | {v.when} | {v.expects} | {v.meaning} |" for v in VARIABLES]
+    return "\n".join(["| variable | read at | value | meaning |", "| --- | --- | --- | --- |", *rows])

@@ -1,0 +1,140 @@
+"""The public product :func:`matmul`: judges its arguments, makes the output, calls one op."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import extension
+from ..dtypes import weight_id
+from ..errors import DeviceError, DtypeError, SchemeError, ShapeError, nearest
+from ..pack import PackedWeight
+from ..scheme import ZERO_KINDS, Scheme
+from ..tensor import QuantTensor
+from . import gradient  # noqa: F401  (its import registers the op matmul_grad)
+from .schema import FLOAT_IDS, QUANTIZED_IDS, check_bias, check_x, type_name
+
+extension.load()
+# Why: looking an op up through torch.ops costs as much as calling it.
+_matmul_out = torch.ops.lowbit.matmul_out.default
+_matmul_grad = torch.ops.lowbit.matmul_grad.default
+
+
+def matmul(
+    x: torch.Tensor,
+    pw: PackedWeight,
+    bias: torch.Tensor | None = None,
+    *,
+    act: str | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``y = x @ dequant(pw).T + bias``, accumulated in fp32 and rounded once to x's type.
+
+    x: ``[..., K]`` fp32, fp16 or bf16, on the weight's device; its last dimension is copied only when not adjacent in
+    memory. bias: ``[N]`` of any of these types, added in fp32. act: None, or "int8" to quantize x per row to int8
+    (scale amax/127, round half to even). out: ``[..., N]`` of x's type, written and returned; it may not overlap x.
+    Returns ``[..., N]``. Gradients reach x and bias (with act="int8" straight through); under autocast x is cast as
+    for a linear.
+
+    Raises DtypeError, ShapeError, DeviceError, or SchemeError for an unknown act.
+    """
+    if not isinstance(pw, PackedWeight):
+        raise _not_packed(pw)
+    if pw.layout != "cpu":
+        raise DeviceError(f"expected a weight packed for the CPU, got layout {pw.layout!r}; use pack_weight(qt, 'cpu')")
+    try:
+        numbers = pw.numbers
+    except AttributeError:
+        numbers = pw.numbers = scheme_numbers(pw.scheme, pw.shape)
+    return product(x, pw.codes, pw.scales, pw.zeros, pw.perm, bias, numbers, act, out)
+
+
+def scheme_numbers(scheme: Scheme, shape: tuple[int, int]) -> tuple[int, int, int, int, int]:
+    """What the ops take after the tensors: n, k, weight id, group size, id of the zero kind."""
+    return (*shape, weight_id(scheme.weight), scheme.group_size, ZERO_KINDS.index(scheme.zero_kind))
+
+
+def product(x, codes, scales, zeros, perm, bias, numbers, act=None, out=None) -> torch.Tensor:
+    """:func:`matmul` for the tensors of a packed weight (CPU layout) and its :func:`scheme_numbers`."""
+    if not isinstance(x, torch.Tensor):
+        raise DtypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
+    n, k = numbers[:2]
+    device = codes.device
+    if out is None and torch.is_autocast_enabled(device.type) and x.is_floating_point() and x.dtype != torch.float64:
+        x = x.to(torch.get_autocast_dtype(device.type))
+    check_x(x, k, device)
+    if bias is not None:
+        check_bias(bias, n, device)
+        bias = bias.contiguous()
+    act_number = FLOAT_IDS[x.dtype] if act is None else _act_number(act)
+    if perm is not None:
+        x = x.index_select(-1, perm)
+    rows = x if x.dim() == 2 else x.reshape(-1, k)
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        if out is not None:
+            raise SchemeError("out= goes without gradients, but x or bias requires one; detach it or leave out= away")
+        y = _matmul_grad(rows, codes, scales, zeros, bias, *numbers, act_number)
+    elif out is None:
+        y = torch.empty((rows.shape[0], n), dtype=x.dtype, device=device)
+        _matmul_out(rows, codes, scales, zeros, bias, *numbers, act_number, y)
+    else:
+        _check_out(out, x, rows, n)
+        y = _rows_in_place(out, n)
+        target = torch.empty((rows.shape[0], n), dtype=x.dtype, device=device) if y is None else y
+        _matmul_out(rows, codes, scales, zeros, bias, *numbers, act_number, target)
+        return out if y is not None else out.copy_(target.view(out.shape))
+    return y if x.dim() == 2 else y.view(*x.shape[:-1], n)
+
+
+def _check_out(out, x, rows, n: int) -> None:
+    if not isinstance(out, torch.Tensor) or out.dtype != x.dtype:
+        got = type_name(out.dtype) if isinstance(out, torch.Tensor) else type(out).__name__
+        raise DtypeError(f"out must be a tensor of x's type, {type_name(x.dtype)}, got {got}")
+    shape = (*x.shape[:-1], n)
+    if tuple(out.shape) != shape:
+        raise ShapeError(f"out must have shape {shape}, got {tuple(out.shape)}")
+    if out.device != x.device:
+        raise DeviceError(f"out must be on the device of x, {x.device}, got {out.device}")
+    if any(stride == 0 and size > 1 for stride, size in zip(out.stride(), out.shape, strict=True)):
+        raise ShapeError(f"out must not overlap itself, got strides {out.stride()}; give a tensor that is not expanded")
+    # Why: tensors that are traced have no addresses.
+    if not torch.compiler.is_compiling() and out.device.type == "cpu" and _overlap(out, rows):
+        raise ShapeError("out must not share memory with x, got tensors that overlap; give another tensor")
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors may share bytes; columns of one matrix side by side are seen to be apart."""
+    if a.numel() == 0 or b.numel() == 0:
+        return False
+    size = a.element_size()
+    (first_a, last_a), (first_b, last_b) = (
+        (t.data_ptr(), t.data_ptr() + size * sum((d - 1) * s for d, s in zip(t.shape, t.stride(), strict=True)))
+        for t in (a, b)
+    )
+    if last_a < first_b or last_b < first_a:
+        return False
+    if a.dim() == b.dim() == 2 and a.stride(0) == b.stride(0) and a.stride(1) == b.stride(1) == 1:
+        apart = (first_b - first_a) // size % a.stride(0)
+        return not (apart >= a.shape[1] and apart + b.shape[1] <= a.stride(0))
+    return True
+
+
+def _rows_in_place(out: torch.Tensor, n: int) -> torch.Tensor | None:
+    """``out`` as ``[M, N]`` that a kernel can write, or None when that needs a copy."""
+    if out.dim() == 2 and out.stride(1) == 1 and out.stride(0) >= n:
+        return out
+    return out.view(-1, n) if out.is_contiguous() else None
+
+
+def _act_number(act) -> int:
+    if not isinstance(act, str) or act not in QUANTIZED_IDS:
+        raise SchemeError(f"act must be None or {', '.join(map(repr, QUANTIZED_IDS))}, got {act!r}")
+    return QUANTIZED_IDS[act]
+
+
+def _not_packed(pw) -> DtypeError:
+    if isinstance(pw, QuantTensor):
+        return DtypeError("expected a PackedWeight, got a QuantTensor; pack it once with lowbit.pack_weight(qt)")
+    return DtypeError(f"expected a PackedWeight (lowbit.pack_weight makes one), got {type(pw).__name__}")

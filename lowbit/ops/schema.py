@@ -1,0 +1,131 @@
+"""The ops of lowbit: their schemas and their fakes, defined once, in Python; csrc/bindings.cpp registers the kernels.
+
+Why not in C++: a second definition from a second library would crash the process, and a fake in C++ would fix the batch
+size of a compiled graph. Outputs are made by the caller (``out``), so that out of memory stays torch's own error.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..dtypes import ACT_TYPES, WEIGHT_TYPES
+from ..errors import DeviceError, DtypeError, SchemeError, ShapeError
+from ..scheme import SCALE_TYPES, WHOLE_ROW, ZERO_KINDS
+
+_LIBRARY = torch.library.Library("lowbit", "DEF")
+_TAGS = (torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag)
+_WEIGHT = "Tensor codes, Tensor scales, Tensor? zeros"
+_SCHEME = "int n, int k, int weight, int group_size, int zero_kind"
+
+_SCHEMAS = (
+    # x [M, K], out [M, N]; the weight's tensors in the CPU layout; ids are indices into the lists of dtypes and scheme.
+    f"matmul_out(Tensor x, {_WEIGHT}, Tensor? bias, {_SCHEME}, int act, Tensor(a!) out) -> ()",
+    # The same product with a gradient to x and bias, and the gradient to x: dy [M, N] -> [M, K].
+    f"matmul_grad(Tensor x, {_WEIGHT}, Tensor? bias, {_SCHEME}, int act) -> Tensor",
+    f"matmul_grad_x(Tensor dy, {_WEIGHT}, {_SCHEME}) -> Tensor",
+    # Between the canonical bit stream and a layout, both in memory; layout is an index into pack.layout.LAYOUTS.
+    "pack_codes(Tensor codes, int n, int k, int bits, int layout, Tensor(a!) out) -> ()",
+    "unpack_codes(Tensor packed, int n, int k, int bits, int layout, Tensor(a!) out) -> ()",
+)
+for _schema in _SCHEMAS:
+    _LIBRARY.define(_schema, tags=_TAGS)
+
+#: Types that x and bias may have, each with its id as an activation type.
+FLOAT_IDS = {getattr(torch, act.name): i for i, act in enumerate(ACT_TYPES) if not act.on_the_fly}
+#: Activation types that ``act=`` may ask for, with their ids.
+QUANTIZED_IDS = {act.name: i for i, act in enumerate(ACT_TYPES) if act.on_the_fly}
+_SCALE_DTYPES = tuple(getattr(torch, name) for name in SCALE_TYPES)
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """``float16`` for torch.float16."""
+    return str(dtype).removeprefix("torch.")
+
+
+def check_x(x: torch.Tensor, k: int, device: torch.device) -> None:
+    """Judge x [..., K]. Raises DtypeError, ShapeError or DeviceError."""
+    if x.dtype not in FLOAT_IDS:
+        expected = ", ".join(type_name(t) for t in FLOAT_IDS)
+        raise DtypeError(f"x must be one of {expected}, got {type_name(x.dtype)}; convert it with x.to(torch.float16)")
+    if x.dim() == 0 or x.shape[-1] != k:
+        raise ShapeError(f"x must end in {k} values, the K of the weight, got shape {tuple(x.shape)}")
+    if x.device != device:
+        raise DeviceError(f"x must be on the device of the weight, {device}, got {x.device}; move one with .to()")
+
+
+def check_bias(bias: torch.Tensor, n: int, device: torch.device) -> None:
+    """Judge bias [N]. Raises DtypeError, ShapeError or DeviceError."""
+    if not isinstance(bias, torch.Tensor):
+        raise DtypeError(f"bias must be a torch.Tensor or None, got {type(bias).__name__}")
+    if bias.dtype not in FLOAT_IDS:
+        expected = ", ".join(type_name(t) for t in FLOAT_IDS)
+        raise DtypeError(f"bias must be one of {expected}, got {type_name(bias.dtype)}")
+    if bias.dim() != 1 or bias.shape[0] != n:
+        raise ShapeError(f"bias must have shape ({n},), the N of the weight, got {tuple(bias.shape)}")
+    if bias.device != device:
+        raise DeviceError(f"bias must be on the device of the weight, {device}, got {bias.device}; move one with .to()")
+
+
+def _check_weight(codes, scales, zeros, n: int, k: int, weight: int, group_size: int, zero_kind: int) -> None:
+    if not 0 <= weight < len(WEIGHT_TYPES) or not 0 <= zero_kind < len(ZERO_KINDS):
+        raise SchemeError(f"weight and zero_kind must be ids of the lists, got {weight} and {zero_kind}")
+    if (zeros is None) != (zero_kind == 0):
+        raise SchemeError(f"zeros go with zero kinds zero and min and only with them, got {ZERO_KINDS[zero_kind]}")
+    if codes.dtype != torch.uint8:
+        raise DtypeError(f"codes must be uint8, got {type_name(codes.dtype)}")
+    blocks, groups = -(-n // 16), 1 if group_size == WHOLE_ROW else -(-k // group_size)
+    _check_shape("codes", codes, (blocks, -(-k // 32), 64 * WEIGHT_TYPES[weight].bits))
+    for name, tensor in (("scales", scales), ("zeros", zeros)):
+        if tensor is not None:
+            if tensor.dtype not in _SCALE_DTYPES or tensor.dtype != scales.dtype:
+                got = type_name(tensor.dtype)
+                raise DtypeError(f"{name} must be one of {', '.join(SCALE_TYPES)}, scales and zeros alike, got {got}")
+            _check_shape(name, tensor, (blocks, groups, 16))
+            if tensor.device != codes.device:
+                raise DeviceError(f"{name} must be on the device of codes, {codes.device}, got {tensor.device}")
+
+
+def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:
+        raise ShapeError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+
+
+def _check_product(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act) -> None:
+    _check_weight(codes, scales, zeros, n, k, weight, group_size, zero_kind)
+    check_x(x, k, codes.device)
+    if x.dim() != 2:
+        raise ShapeError(f"x must have two dimensions, got shape {tuple(x.shape)}")
+    if bias is not None:
+        check_bias(bias, n, codes.device)
+    if act != FLOAT_IDS[x.dtype] and act not in QUANTIZED_IDS.values():
+        raise SchemeError(f"act must be the id of x's type, {FLOAT_IDS[x.dtype]}, or of int8, got {act}")
+
+
+@torch.library.register_fake("lowbit::matmul_out", lib=_LIBRARY)
+def _(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act, out):
+    _check_product(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act)
+    if out.dtype != x.dtype:
+        raise DtypeError(f"out must have the type of x, {type_name(x.dtype)}, got {type_name(out.dtype)}")
+    _check_shape("out", out, (x.shape[0], n))
+
+
+@torch.library.register_fake("lowbit::matmul_grad", lib=_LIBRARY)
+def _(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act):
+    _check_product(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act)
+    return x.new_empty(x.shape[0], n)
+
+
+@torch.library.register_fake("lowbit::matmul_grad_x", lib=_LIBRARY)
+def _(dy, codes, scales, zeros, n, k, weight, group_size, zero_kind):
+    _check_weight(codes, scales, zeros, n, k, weight, group_size, zero_kind)
+    return dy.new_empty(dy.shape[0], k)
+
+
+@torch.library.register_fake("lowbit::pack_codes", lib=_LIBRARY)
+def _(codes, n, k, bits, layout, out):
+    return None
+
+
+@torch.library.register_fake("lowbit::unpack_codes", lib=_LIBRARY)
+def _(packed, n, k, bits, layout, out):
+    return None
