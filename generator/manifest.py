@@ -1,0 +1,75 @@
+"""The manifest: the list of kernels as data, for the build, the tests, the documents and run-time selection."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from lowbit.dtypes import ACT_TYPES, WEIGHT_TYPES
+
+from .enumerate import Row, decoder
+
+FORMAT = 1
+
+
+def record(row: Row) -> dict:
+    """One row of the manifest; ``isa`` is the variant, ``byte_form`` [shift, offset] or null."""
+    kind, multiplier = decoder(row.weight)
+    return {
+        "name": row.name,
+        "family": row.family.name,
+        "isa": row.variant.name,
+        "weight": row.weight.name,
+        "act": row.act.name,
+        "decoder": f"codes*{multiplier}" if kind == "codes" else kind,
+        "byte_form": row.weight.byte_form,
+        "unit": row.unit,
+    }
+
+
+def manifest(found: Sequence[Row], files: Sequence[str]) -> str:
+    """manifest.json: the rows one a line, and the generated files that a build compiles."""
+    lines = ",\n".join("    " + json.dumps(record(row)) for row in found)
+    compiled = json.dumps([name for name in files if name.endswith((".cpp", ".cu"))])
+    return f'{{\n  "format": {FORMAT},\n  "files": {compiled},\n  "kernels": [\n{lines}\n  ]\n}}\n'
+
+
+def support_table(found: Sequence[Row]) -> str:
+    """What is built, in Markdown: weight types (neighbours with equal rows together) x activation types."""
+    heads = " | ".join(f"x {a.name}" if not a.on_the_fly else f'`act="{a.name}"`' for a in ACT_TYPES)
+    groups: list[tuple[list[str], str, list[str]]] = []
+    for weight in WEIGHT_TYPES:
+        cells = []
+        for act in ACT_TYPES:
+            built = [(r.family.name, r.variant.name) for r in found if r.weight == weight and r.act == act]
+            families = dict.fromkeys(name for name, _ in built)
+            cells.append("; ".join(f"{f}: " + ", ".join(v for n, v in built if n == f) for f in families) or "no")
+        if groups and groups[-1][1:] == (weight.kind, cells):
+            groups[-1][0].append(weight.name)
+        else:
+            groups.append(([weight.name], weight.kind, cells))
+    body = []
+    for names, kind, cells in groups:
+        spread = [f"`{n}`" for n in names] if kind == "float" or len(names) < 3 else [f"`{names[0]}` to `{names[-1]}`"]
+        body.append(f"| {', '.join(spread)} | " + " | ".join(cells) + " |\n")
+    return f"| weight | {heads} |\n|" + " --- |" * (len(ACT_TYPES) + 1) + "\n" + "".join(body)
+
+
+def write(out: Path, files: dict[str, str]) -> list[str]:
+    """Write what changed, delete generated files that are no longer made; the names that were touched.
+
+    Why: a file's time decides what ninja compiles again, so equal text must keep its time.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    touched = []
+    for name, text in files.items():
+        path = out / name
+        if not path.is_file() or path.read_text() != text:
+            path.write_text(text)
+            touched.append(name)
+    for path in sorted(out.iterdir()):
+        if path.suffix in (".cpp", ".cu", ".inc", ".json") and path.name not in files:
+            path.unlink()
+            touched.append(path.name)
+    return touched

@@ -1,0 +1,47 @@
+"""Names: of kernels, units, tables and C++ enumerators, and the way back from tags such as ``w3a8``."""
+
+from __future__ import annotations
+
+from lowbit.dtypes import ACT_TYPES, WEIGHT_TYPES, ActType, WeightType
+from lowbit.errors import SchemeError, nearest
+
+_KIND_TAGS = {"int": "w", "uint": "wu", "float": "wf"}
+
+
+def weight_tag(weight: WeightType) -> str:
+    """int4 -> w4, uint4 -> wu4, float4_e2m1 -> wf4e2m1."""
+    return _KIND_TAGS[weight.kind] + weight.name.removeprefix(weight.kind).replace("_", "")
+
+
+def row_name(weight: WeightType, act: ActType, family: str, variant: str) -> str:
+    """The name of a kernel: ``w4a32_cpu_avx512``."""
+    return f"{weight_tag(weight)}{act.tag}_{family}_{variant}"
+
+
+def unit_name(family: str, variant: str, part: int | str) -> str:
+    """The file of a unit; ``part`` is its width in bits, or ``product`` for what its kernels share."""
+    return f"{family}_{variant}_{part}.cpp"
+
+
+def table_name(weight: WeightType) -> str:
+    """The C++ struct that holds the values of a weight type."""
+    return f"Table_{weight.name}"
+
+
+def enumerator(name: str) -> str:
+    """The C++ enumerator of a Python name: bfloat16 -> kBFloat16, none -> kNone."""
+    return "kBF" + name[2:] if name.startswith("bf") else "k" + name.capitalize()
+
+
+def parse_tags(tags: str) -> tuple[WeightType, tuple[ActType, ...]]:
+    """``w3a8`` -> (int3, (int8,)); ``w3`` -> (int3, every activation type). Raises SchemeError with near names."""
+    for weight in WEIGHT_TYPES:
+        if tags == weight_tag(weight):
+            return weight, ACT_TYPES
+    for weight in WEIGHT_TYPES:
+        for act in ACT_TYPES:
+            if tags == weight_tag(weight) + act.tag:
+                return weight, (act,)
+    weights = nearest(tags, [weight_tag(w) for w in WEIGHT_TYPES])
+    acts = ", ".join(a.tag for a in ACT_TYPES)
+    raise SchemeError(f"expected a weight tag ({weights}) with an activation tag ({acts}) such as w3a8, got {tags!r}")

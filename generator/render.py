@@ -1,0 +1,119 @@
+"""The text of the generated files. It only names things: arithmetic belongs to the templates."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from lowbit.dtypes import ACT_TYPES, WEIGHT_TYPES, WeightType, act_id, weight_id
+from lowbit.scheme import SCALE_TYPES, ZERO_KINDS
+
+from .enumerate import Row, byte_table, decoder, units
+from .families import Family, Variant
+from .naming import enumerator, table_name, unit_name
+
+COMMAND = "python -m generator --out build/gen"
+
+
+def banner(template: str) -> str:
+    return f"// generated, do not edit; template {template}; {COMMAND}\n"
+
+
+def _cpu_frame(variant: Variant, headers: Iterable[str], body: str) -> str:
+    """A unit for one instruction set: standard headers outside its target region, everything else inside.
+
+    Why: an inline function of a standard header compiled inside the region could be the copy that the linker keeps,
+    and would then run on a CPU that lacks the instructions.
+    """
+    includes = "".join(f'#include "{h.format(variant=variant.name)}"\n' for h in headers)
+    opening = closing = ""
+    if variant.target:
+        clang = f'#pragma clang attribute push(__attribute__((target("{variant.target}"))), apply_to = function)'
+        gcc = f'#pragma GCC push_options\n#pragma GCC target("{variant.target}")'
+        opening = f"#ifdef __clang__\n{clang}\n#else\n{gcc}\n#endif\n"
+        closing = "#ifdef __clang__\n#pragma clang attribute pop\n#else\n#pragma GCC pop_options\n#endif\n"
+    prelude = f'#define LOWBIT_ISA_NS {variant.name}\n#include "templates/cpu/prelude.h"\n'
+    return f"{prelude}{opening}{includes}{body}{closing}"
+
+
+#: How a unit opens and closes, per device class.
+FRAMES = {"cpu": _cpu_frame}
+
+
+def _literal(value: float) -> str:
+    # Why: codes that mean NaN or infinity never reach a kernel; 0 keeps pad bits harmless.
+    return f"{value!r}f" if abs(value) < float("inf") else "0.0f"
+
+
+def _table(weight: WeightType) -> str:
+    """The struct with a type's bytes or values; none for a decoder that computes them."""
+    kind, _ = decoder(weight)
+    if kind == "codes":
+        return ""
+    if kind == "bytes":
+        member, items = "uint8_t kBytes", map(str, byte_table(weight))
+    else:
+        member, items = "float kValues", map(_literal, weight.values)
+    lines = textwrap.fill(", ".join(items), 116, initial_indent="      ", subsequent_indent="      ")
+    head = f"struct {table_name(weight)} {{\n  static constexpr {member}[{len(weight.values)}] = {{"
+    return f"{head}\n{lines}}};\n}};\n"
+
+
+def _kernel(row: Row) -> str:
+    weight = row.weight
+    kind, multiplier = decoder(weight)
+    second = multiplier if kind == "codes" else table_name(weight)
+    shift, offset = weight.byte_form or (0, 0)
+    types = f"{kind.capitalize()}<{weight.bits}, {second}>, ActType::{enumerator(row.act.name)}"
+    call = f"matmul<{types}>(args, ByteForm{{{shift}, {offset}}});"
+    return f"void {row.name}(const MatmulArgs& args) {{ {call} }}\n"
+
+
+def unit(found: Sequence[Row]) -> str:
+    """One file: the tables its kernels need, then the kernels. All rows are of one family and variant."""
+    family, variant = found[0].family, found[0].variant
+    weights = dict.fromkeys(row.weight for row in found)
+    tables = "".join(map(_table, weights))
+    tables = f"namespace {{\n{tables}}}  // namespace\n" if tables else ""
+    body = "".join(map(_kernel, found))
+    space = f"lowbit::{family.device}::{variant.name}"
+    body = f"namespace {space} {{\n{tables}{body}}}  // namespace {space}\n"
+    return banner(family.template[-1]) + FRAMES[family.device](variant, family.template, body)
+
+
+def shared_unit(family: Family, variant: Variant) -> str:
+    """The file with what every kernel of a variant calls: nothing but headers."""
+    return banner(family.shared[-1]) + FRAMES[family.device](variant, family.shared, "")
+
+
+def registry(found: Sequence[Row]) -> str:
+    """The rows, for csrc/registry.cpp."""
+    lines = (
+        f"LOWBIT_KERNEL({row.variant.name}, {row.name}, {weight_id(row.weight)}, {act_id(row.act)})\n" for row in found
+    )
+    return banner("registry.cpp") + "".join(lines)
+
+
+def types() -> str:
+    """What C++ must know of the Python lists, and the assertions that its enumerators agree with them."""
+    acts = [a.name for a in ACT_TYPES]
+    lists = {"ScaleType": SCALE_TYPES, "ZeroKind": ZERO_KINDS, "ActType": acts, "FloatType": acts[:3]}
+    lines = [
+        f"static_assert(static_cast<int>({enum}::{enumerator(name)}) == {i});\n"
+        for enum, names in lists.items()
+        for i, name in enumerate(names)
+    ]
+    counts = f"constexpr int kWeightTypes = {len(WEIGHT_TYPES)};\nconstexpr int kActTypes = {len(ACT_TYPES)};\n"
+    counts += f"constexpr int kWeightBits[] = {{{', '.join(str(w.bits) for w in WEIGHT_TYPES)}}};\n"
+    return f"{banner('args.h')}namespace lowbit {{\n{counts}{''.join(lines)}}}  // namespace lowbit\n"
+
+
+def sources(found: Sequence[Row]) -> dict[str, str]:
+    """Every generated source: file name -> text."""
+    files = {"registry.inc": registry(found), "types.inc": types()}
+    for name, members in units(found).items():
+        files[name] = unit(members)
+    for family, variant in dict.fromkeys((row.family, row.variant) for row in found):
+        if family.shared:
+            files[unit_name(family.name, variant.name, "product")] = shared_unit(family, variant)
+    return files
