@@ -33,7 +33,7 @@ def ninja_file(cxx, headers, sources):
     link = f"{cxx} -shared -Wl,-z,defs -Wl,--version-script=csrc/exports.map -o $out $in"
     compile = f"{cxx} {flags} -MMD -MF $out.d -c $in -o $out\n  depfile = $out.d\n  deps = gcc"
     return "".join(
-        [f"rule cxx\n  command = {compile}\n", f"rule stub\n  command = {stub} $what\n"]
+        ["builddir = build\n", f"rule cxx\n  command = {compile}\n", f"rule stub\n  command = {stub} $what\n"]
         + [f"rule {kind}\n  command = {link} {link_flags(kind, 'build/stubs')}\n" for kind in ("portable", "plain")]
         + [f"build {target}: cxx {source}\n" for source, target in objects.items()]
         + [f"build build/stubs/libtorch_cpu.so: stub | {symbols} tools/link_stubs.py\n  what = --torch {symbols}\n"]
