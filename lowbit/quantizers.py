@@ -78,8 +78,9 @@ def quantize(
             if zeros is not None:
                 zeros[rows, columns] = found.zeros
         codes[rows] = QuantTensor.pack_codes(torch.cat(part, dim=1), bits)
-    options = dict(group_size=group_size, zero_kind=rule.zero_kind)
-    return QuantTensor(codes, scales, zeros, dtype=rule.weight, shape=(n, k), **options)
+    return QuantTensor(
+        codes, scales, zeros, dtype=rule.weight, shape=(n, k), group_size=group_size, zero_kind=rule.zero_kind
+    )
 
 
 @dataclass

@@ -81,7 +81,7 @@ def dequantize(qt, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 
 def matmul(x: torch.Tensor, qt, bias=None, act: str | None = None, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """``x @ W.T + bias`` for x ``[..., K]``, bias ``[N]`` or None: ``[..., N]``, summed in float64, rounded once to dtype.
+    """``x @ W.T + bias`` for x ``[..., K]``, bias ``[N]`` or None: ``[..., N]``, in float64, rounded once to dtype.
 
     act: None multiplies x as it is. "int8" first quantizes each token (row of x) in fp32: s = max |x| / 127, then
     round-half-even(x / s) kept in -127..127 (all 0 where s is 0), and the product is s times that of the integers.
@@ -104,7 +104,7 @@ def matmul(x: torch.Tensor, qt, bias=None, act: str | None = None, dtype: torch.
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """int8 quantization of each row of x ``[M, K]``: whole numbers in -127..127 ``[M, K]`` and fp32 scales ``[M, 1]``."""
+    """int8 quantization of each row of x ``[M, K]``: whole numbers ``[M, K]`` in -127..127, fp32 scales ``[M, 1]``."""
     x = x.detach().cpu().float().numpy()
     numbers, scales = np.zeros(x.shape, dtype=np.float32), np.zeros((len(x), 1), dtype=np.float32)
     for m, row in enumerate(x):

@@ -74,7 +74,7 @@ class QuantTensor:
         """A QuantTensor of codes uint8 ``[N, K]``, one a byte. Raises SchemeError for a code of 2**bits or more."""
         wtype = weight_type(dtype)
         stream = cls.pack_codes(codes, wtype.bits)
-        options = dict(group_size=group_size, zero_kind=zero_kind, perm=perm, codebook=codebook)
+        options = {"group_size": group_size, "zero_kind": zero_kind, "perm": perm, "codebook": codebook}
         return cls(stream, scales, zeros, dtype=wtype, shape=tuple(codes.shape), **options)
 
     @staticmethod
@@ -219,7 +219,7 @@ class QuantTensor:
 
     def _map(self, change) -> QuantTensor:
         tensors = {field: change(value) for field, value in self._tensors().items()}
-        options = dict(dtype=self.dtype, shape=self.shape, group_size=self.group_size, zero_kind=self.zero_kind)
+        options = {"dtype": self.dtype, "shape": self.shape, "group_size": self.group_size, "zero_kind": self.zero_kind}
         return QuantTensor(**tensors, **options)
 
     def to(self, device) -> QuantTensor:
