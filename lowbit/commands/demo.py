@@ -1,0 +1,197 @@
+"""`lowbit demo`: quantize a checkpoint at several widths and print what it costs and what it saves."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import platform
+import statistics
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from ..dtypes import weight_type
+from ..errors import LowbitError
+from ..scheme import Scheme
+from .corpus import CHECKPOINT, HELD_OUT, kind_of_checkpoint, read_text
+from .progress import Progress
+
+HELP = "quantize a checkpoint at several widths: size, quality and speed beside float"
+_ITEM = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `lowbit demo`."""
+    parser.description = (
+        "Quantizes the small byte-level Llama that ships with lowbit, or any HuggingFace checkpoint folder on this "
+        "machine, and prints its size, its quality and its speed beside the float model."
+    )
+    types = parser.add_mutually_exclusive_group()
+    types.add_argument("--bits", default="8,4,3,2,1", help="widths to try, as int types (default: %(default)s)")
+    types.add_argument("--dtype", help="weight types to try instead of --bits, such as uint4,float4_e2m1")
+    parser.add_argument("--group-size", type=int, default=64, help="weights that share a scale (default: %(default)s)")
+    parser.add_argument("--method", default="mse", help="rtn or mse (default: %(default)s)")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="a HuggingFace checkpoint: causal LM or encoder")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="the UTF-8 text to measure with")
+    parser.add_argument("--bytes", type=int, metavar="N", help="measure with the first N bytes of the text only")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of torch and of the kernels")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table and how it was made to FILE")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table; 0, or 2 after one sentence on stderr when the input is bad."""
+    try:
+        report = measure(args)
+        print(render(report))
+        if args.json:
+            write_json(report, args.json)
+            print(f"written to {args.json}")
+    except LowbitError as error:
+        print(f"lowbit demo: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def chosen_types(args: argparse.Namespace) -> list[str]:
+    """The weight types asked for, checked. Raises SchemeError or LowbitError."""
+    if args.dtype:
+        names = [name.strip() for name in args.dtype.split(",")]
+    else:
+        names = [bits.strip() for bits in args.bits.split(",")]
+        wrong = [bits for bits in names if bits not in map(str, range(1, 9))]
+        if wrong:
+            raise LowbitError(f"--bits must be whole numbers from 1 to 8 with commas between, got {args.bits!r}")
+        names = [f"int{bits}" for bits in names]
+    return [Scheme.make(weight_type(name), args.group_size).weight.name for name in names]
+
+
+def measure(args: argparse.Namespace) -> dict:
+    """Everything that the table shows, as JSON can hold it. Raises LowbitError on bad input, before the long work."""
+    types = chosen_types(args)
+    folder = args.model or CHECKPOINT
+    kind = kind_of_checkpoint(folder)
+    text = read_text(args.text or HELD_OUT)
+    if args.bytes is not None:
+        if args.bytes < 1000:
+            raise LowbitError(f"--bytes must be at least 1000, got {args.bytes}")
+        text = text.encode()[: args.bytes].decode(errors="ignore")
+    if args.threads is not None and args.threads < 1:
+        raise LowbitError(f"--threads must be at least 1, got {args.threads}")
+    if args.json and not args.json.absolute().parent.is_dir():
+        raise LowbitError(f"the folder of --json {args.json} does not exist")
+
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        if args.threads:
+            torch.set_num_threads(args.threads)
+        return _measure(args, types, folder, kind, text)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _measure(args, types: list[str], folder: Path, kind: str, text: str) -> dict:
+    import torch
+
+    from .. import __version__, extension, quantize_model
+    from .measure import ROUNDS, CausalMeter, EncoderMeter, load, size_as_saved
+
+    isa = extension.isa()
+    model, tokenizer = load(folder, kind)
+    meter = (CausalMeter if kind == "causal" else EncoderMeter)(model, tokenizer, text)
+    item = _item_of(folder)
+    rates, rows = [], []
+    with Progress((1 + len(types)) * meter.steps + len(types) * ROUNDS) as progress:
+        progress.start("float")
+        first = {"type": "float", **meter.quality(model, None, progress)}
+        for name in types:
+            progress.start(name)
+            quantized = copy.deepcopy(model)
+            quantize_model(quantized, name, group_size=args.group_size, method=args.method, skip=list(meter.skip))
+            row = {"type": name, **size_as_saved(quantized, item), **meter.quality(quantized, model, progress)}
+            pairs = []
+            for _ in range(ROUNDS):
+                pairs.append((meter.speed(model), meter.speed(quantized)))
+                progress.step()
+            rates += [pair[0] for pair in pairs]
+            row["rate"] = statistics.median(pair[1] for pair in pairs)
+            row["bits_a_weight"] = 8 * row["linear_bytes"] / row["linear_weights"]
+            rows.append(row)
+    weights = rows[0]["linear_weights"]
+    first |= size_as_saved(model, item)
+    first |= {"linear_weights": weights, "linear_bytes": weights * item, "bits_a_weight": 8.0 * item}
+    first["rate"] = statistics.median(rates)
+    return {
+        "command": "lowbit demo " + " ".join(sys.argv[2:]),
+        "model": "byte_llama" if folder == CHECKPOINT else str(folder),
+        "parameters": model.num_parameters(),
+        "text": {"file": (args.text or HELD_OUT).name, "bytes": meter.bytes},
+        "group_size": args.group_size,
+        "method": args.method,
+        "versions": {
+            "lowbit": __version__,
+            "torch": torch.__version__,
+            "transformers": version("transformers"),
+            "python": platform.python_version(),
+        },
+        "isa": isa,
+        "threads": torch.get_num_threads(),
+        "columns": list(meter.columns),
+        "notes": list(meter.about),
+        "rows": [first, *rows],
+    }
+
+
+def _item_of(folder: Path) -> int:
+    """Bytes of a number as the checkpoint stores it, from its config.json."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return _ITEM.get(str(config.get("dtype") or config.get("torch_dtype")), 4)
+
+
+def render(report: dict) -> str:
+    """The table as text, with a line of context above and the meaning of the columns below."""
+    columns = [
+        ("type", "type", "{}"),
+        ("bits_a_weight", "bits a weight", "{:.2f}"),
+        ("linear_bytes", "linears MB", "{:.3f}"),
+        ("total_bytes", "all MB", "{:.3f}"),
+        *report["columns"],
+    ]
+    lines = [[title for _, title, _ in columns]]
+    for row in report["rows"]:
+        shown = {**row, "linear_bytes": row["linear_bytes"] / 1e6, "total_bytes": row["total_bytes"] / 1e6}
+        lines.append([form.format(shown[key]) if key in shown else "-" for key, _, form in columns])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+    table.insert(1, "  ".join("-" * width for width in widths))
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    text = report["text"]
+    head = [
+        f"{report['model']}: {report['parameters'] / 1e6:.2f} M parameters; {text['bytes']} bytes of {text['file']}; "
+        f"groups of {report['group_size']}, method {report['method']}",
+        f"{versions}; {report['isa']} kernels, threads: {report['threads']}",
+        "",
+    ]
+    foot = [
+        "",
+        "MB as saved, scales included; the float row is computed in float32, whatever type it is stored in.",
+        *report["notes"],
+    ]
+    if report["parameters"] < 50e6:
+        foot.append("A model this small spends most of its time outside the products: its speed is not the kernels'.")
+    return "\n".join([*head, *table, *foot])
+
+
+def write_json(report: dict, path: Path) -> None:
+    """Write the report beside ``path`` first and rename it, so that no half-written file is ever seen."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        kept = {key: value for key, value in report.items() if key not in ("columns", "notes")}
+        draft.write_text(json.dumps(kept, indent=1) + "\n")
+        os.replace(draft, path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise LowbitError(f"{path} cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,176 @@
+"""What `lowbit demo` measures: how far a quantized copy of a model is from the float model, its size and its speed."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import torch
+
+from ..errors import FormatError, LowbitError
+from .corpus import sentences
+
+ROUNDS = 3  # timed runs of the float and of the quantized model, in turns; the median counts
+
+
+def load(folder: Path, kind: str):
+    """(model in float32 on the CPU, tokenizer) of a checkpoint folder; ``kind`` as :func:`corpus.kind_of_checkpoint`.
+
+    Raises LowbitError without transformers, FormatError where the folder does not load or lacks tensors.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise LowbitError("lowbit demo needs transformers, which is not installed: pip install 'lowbit[hf]'") from None
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    auto = transformers.AutoModelForCausalLM if kind == "causal" else transformers.AutoModel
+    options = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
+        model, found = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **options)
+    except Exception as error:  # Why: a broken file raises whatever its parser raises; the user needs the file's name
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FormatError(f"the checkpoint {folder} does not load with transformers: {reason}") from error
+    missing = sorted(name for name in found["missing_keys"] if "pooler" not in name)
+    if missing:  # transformers would go on with random weights
+        raise FormatError(f"the checkpoint {folder} lacks {len(missing)} tensors, the first is {missing[0]}")
+    return model.eval(), tokenizer
+
+
+def size_as_saved(model, item: int) -> dict:
+    """Bytes of a model in the canonical form: quantized Linears as they are, other floats with ``item`` bytes a number.
+
+    A tensor that two modules share counts once. Keys: linear_bytes, linear_weights, total_bytes.
+    """
+    from ..nn import Linear
+
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, Linear)}
+    packed = {f"{name}.{part}" for name in layers for part in ("qweight", "scales", "zeros", "perm", "codebook")}
+    linear, other, seen = 0, 0, set()
+    for name, tensor in model.state_dict().items():
+        if name in packed:
+            linear += tensor.nbytes
+        elif tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            other += tensor.numel() * (item if tensor.is_floating_point() else tensor.itemsize)
+    weights = sum(m.in_features * m.out_features for m in layers.values())
+    return {"linear_bytes": linear, "linear_weights": weights, "total_bytes": linear + other}
+
+
+class CausalMeter:
+    """Bits a byte of a text, KL to the float model's next-token distribution, and greedy tokens a second."""
+
+    columns = (
+        ("bits_a_byte", "bits a byte", "{:.4f}"),
+        ("kl", "KL to float", "{:.5f}"),
+        ("same", "same top token", "{:.1%}"),
+        ("rate", "tokens/s", "{:.0f}"),
+    )
+    about = (
+        "KL: mean over the text, in bits a token, from the float model's prediction of the next token.",
+        f"tokens/s: greedy, one sequence, with a KV cache; median of {ROUNDS} runs, in turns with the float model.",
+    )
+    skip = ("lm_head",)
+
+    def __init__(self, model, tokenizer, text: str):
+        config = model.config.get_text_config()
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        first, self.bytes = config.bos_token_id, len(text.encode())
+        if not isinstance(first, int):  # without a start token nothing predicts the first one: it is not scored
+            first, *ids = ids
+            self.bytes -= len(tokenizer.decode([first]).encode())
+        limit = getattr(config, "max_position_embeddings", None) or 512
+        window, tokens = min(512, limit), torch.tensor([first, *ids])
+        count = len(ids) // window
+        per_batch = max(1, min(16, (1 << 25) // (window * config.vocab_size)))  # logits of a batch: at most 128 MB
+        inputs = tokens[:-1][: count * window].view(count, window).split(per_batch)
+        targets = tokens[1:][: count * window].view(count, window).split(per_batch)
+        self.batches = list(zip(inputs, targets, strict=True))
+        if len(ids) > count * window:
+            self.batches.append((tokens[None, count * window : -1], tokens[None, count * window + 1 :]))
+        self.steps, self.tokens = len(self.batches), len(ids)
+        self.prompt = tokens[None, : min(64, limit // 4)]
+        self.new = min(128, limit - self.prompt.shape[1] - 1)
+
+    @torch.inference_mode()
+    def quality(self, model, reference, progress) -> dict:
+        """bits_a_byte of ``model``; with a ``reference`` also kl and same (share of equal top tokens)."""
+        bits = kl = same = 0.0
+        for inputs, targets in self.batches:
+            log_p = torch.log_softmax(model(inputs).logits.float(), -1)
+            bits -= float(log_p.gather(-1, targets[..., None]).sum(dtype=torch.float64))
+            if reference is not None:
+                log_q = torch.log_softmax(reference(inputs).logits.float(), -1)
+                kl += float((log_q.exp() * (log_q - log_p)).sum(dtype=torch.float64))
+                same += float((log_q.argmax(-1) == log_p.argmax(-1)).sum())
+            progress.step()
+        row = {"bits_a_byte": bits / math.log(2) / self.bytes}
+        if reference is not None:
+            row |= {"kl": kl / math.log(2) / self.tokens, "same": same / self.tokens}
+        return row
+
+    @torch.inference_mode()
+    def speed(self, model) -> float:
+        """Tokens a second after the prompt: up to 128 of them, or as many as fit in two seconds."""
+        result = model(self.prompt, use_cache=True)
+        began, made = time.perf_counter(), 0
+        while made < self.new and (made < 4 or time.perf_counter() - began < 2):
+            token = result.logits[:, -1:].argmax(-1)
+            result = model(token, past_key_values=result.past_key_values, use_cache=True)
+            made += 1
+        return made / (time.perf_counter() - began)
+
+
+class EncoderMeter:
+    """Cosine of sentence embeddings to the float model's, kept nearest neighbours, and sentences a second."""
+
+    columns = (
+        ("cosine", "cosine to float", "{:.5f}"),
+        ("worst", "worst", "{:.5f}"),
+        ("same", "same neighbour", "{:.1%}"),
+        ("rate", "sentences/s", "{:.0f}"),
+    )
+    about = (
+        "cosine: between the mean-pooled embeddings of a sentence by both models; mean and worst over the sentences.",
+        "same neighbour: sentences whose nearest other sentence stays the same.",
+        f"sentences/s: 32 at a time; median of {ROUNDS} runs, in turns with the float model.",
+    )
+    skip = ("pooler",)  # the mean does not read it
+
+    def __init__(self, model, tokenizer, text: str):
+        found = sentences(text, 256)
+        limit = min(128, getattr(model.config, "max_position_embeddings", None) or 128)
+        options = {"return_tensors": "pt", "padding": True, "truncation": True, "max_length": limit}
+        self.batches = [tokenizer(found[i : i + 32], **options) for i in range(0, len(found), 32)]
+        self.bytes, self.steps = sum(len(s.encode()) for s in found), 1
+        self.float_embeddings = None
+
+    @torch.inference_mode()
+    def embed(self, model, batches) -> torch.Tensor:
+        """Unit embeddings float32 [sentences, hidden]: the mean over a sentence's tokens."""
+        rows = []
+        for batch in batches:
+            mask = batch["attention_mask"][..., None].float()
+            hidden = model(**batch).last_hidden_state.float()
+            rows.append((hidden * mask).sum(1) / mask.sum(1))
+        return torch.nn.functional.normalize(torch.cat(rows), dim=-1)
+
+    def quality(self, model, reference, progress) -> dict:
+        """With a ``reference``: cosine, worst, same; the reference must be the model of the first call."""
+        embeddings = self.embed(model, self.batches)
+        progress.step()
+        if reference is None:
+            self.float_embeddings = embeddings
+            return {}
+        cosine = (embeddings * self.float_embeddings).sum(-1)
+        near = [(e @ e.T).fill_diagonal_(-1).argmax(-1) for e in (embeddings, self.float_embeddings)]
+        same = (near[0] == near[1]).float().mean()
+        return {"cosine": float(cosine.mean()), "worst": float(cosine.min()), "same": float(same)}
+
+    def speed(self, model) -> float:
+        """Sentences a second, of the first 64."""
+        began = time.perf_counter()
+        made = len(self.embed(model, self.batches[:2]))
+        return made / (time.perf_counter() - began)
