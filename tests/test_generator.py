@@ -1,0 +1,172 @@
+"""The generator: what it writes is what the lists say, byte for byte the same every time, without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from generator import __main__ as command
+from generator import families, manifest
+from generator.enumerate import rows
+from lowbit.dtypes import ACT_TYPES, WEIGHT_TYPES
+from lowbit.errors import SchemeError
+
+ROOT = Path(__file__).resolve().parent.parent
+KERNEL = re.compile(
+    r"^void (\w+)\(const MatmulArgs& args\) \{ matmul<(\w+)<(\d), (\w+)>, ActType::(\w+)>\(args, (.*)\);"
+)
+BYTE_FORM = re.compile(r"ByteForm\{(\d+), (\d+)\}")
+TABLE = re.compile(r"struct (\w+) \{\s+static constexpr (?:uint8_t kBytes|float kValues)\[(\d+)\] = \{([^}]*)\}")
+
+
+def generate(out: Path, *options: str, **variables: str) -> subprocess.CompletedProcess:
+    arguments = [sys.executable, "-m", "generator", "--out", str(out), *options]
+    return subprocess.run(arguments, cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gen")
+    assert generate(folder, PYTHONHASHSEED="1").returncode == 0
+    return folder
+
+
+def read(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_two_runs_are_byte_equal(out, tmp_path):
+    assert generate(tmp_path / "other", PYTHONHASHSEED="2").returncode == 0
+    assert read(out) == read(tmp_path / "other")
+
+
+def test_equal_files_keep_their_time_and_stale_ones_go(out, tmp_path):
+    files = {name: text.decode() for name, text in read(out).items()}
+    assert manifest.write(tmp_path, files) == list(files)
+    for path in tmp_path.iterdir():
+        os.utime(path, (1, 1))
+    (tmp_path / "cpu_old_4.cpp").write_text("a unit of a family that was renamed")
+    (tmp_path / "types.inc").write_text("somebody edited this")
+    assert manifest.write(tmp_path, files) == ["types.inc", "cpu_old_4.cpp"]
+    assert {p.name for p in tmp_path.iterdir() if p.stat().st_mtime == 1} == set(files) - {"types.inc"}
+    assert read(tmp_path) == read(out)
+
+
+def test_every_legal_combination_is_in_manifest_registry_and_one_unit(out):
+    kernels = json.loads((out / "manifest.json").read_text())["kernels"]
+    isas = re.findall(r"^LOWBIT_ISA\((\w+)", (ROOT / "csrc/cpu_isa.inc").read_text(), re.MULTILINE)
+    expected = {(i, w.name, a.name) for i in isas for w in WEIGHT_TYPES for a in ACT_TYPES}
+    assert {(k["isa"], k["weight"], k["act"]) for k in kernels} == expected
+    assert len({k["name"] for k in kernels}) == len(kernels) == len(expected)
+    lines = [
+        f"LOWBIT_KERNEL({k['isa']}, {k['name']}, {[w.name for w in WEIGHT_TYPES].index(k['weight'])}, "
+        f"{[a.name for a in ACT_TYPES].index(k['act'])})"
+        for k in kernels
+    ]
+    assert (out / "registry.inc").read_text().splitlines()[1:] == lines
+    for kernel in kernels:
+        holders = [p.name for p in out.glob("*.cpp") if f"void {kernel['name']}(" in p.read_text()]
+        assert holders == [kernel["unit"]]
+    assert set(json.loads((out / "manifest.json").read_text())["files"]) == {p.name for p in out.glob("*.cpp")}
+
+
+def decoded_float(name: str, code: int) -> float:
+    """The value of a code by the definition of the formats, apart from lowbit.dtypes: through half precision bits."""
+    exponent, mantissa = map(int, re.fullmatch(r"float\d_e(\d)m(\d)", name).groups())
+    sign, rest = code >> (exponent + mantissa), code & ((1 << (exponent + mantissa)) - 1)
+    bits = sign << 15 | rest << (10 - mantissa)  # the same fields in a half, whose exponent is biased by 15
+    return struct.unpack("<e", struct.pack("<H", bits))[0] * 2.0 ** (15 - ((1 << (exponent - 1)) - 1))
+
+
+def expected_value(weight, code: int) -> float:
+    if weight.kind == "uint":
+        return code
+    if weight.kind == "int":
+        return (-1, 1)[code] if weight.bits == 1 else code - 2 ** (weight.bits - 1)
+    return decoded_float(weight.name, code)
+
+
+def test_what_a_unit_says_of_a_type_gives_back_its_values(out):
+    """The one place where numbers pass from Python to C++: tables, multipliers and byte forms."""
+    kernels = {k["name"]: k for k in json.loads((out / "manifest.json").read_text())["kernels"]}
+    weights, seen = {w.name: w for w in WEIGHT_TYPES}, 0
+    for unit in out.glob("cpu_*_[1-8].cpp"):
+        text = unit.read_text()
+        tables = {name: [float(v.rstrip("f")) for v in body.split(",")] for name, _, body in TABLE.findall(text)}
+        for line in text.splitlines():
+            if not (match := KERNEL.match(line)):
+                continue
+            name, kind, bits, second, act, form = match.groups()
+            weight, seen = weights[kernels[name]["weight"]], seen + 1
+            shift, offset = map(int, BYTE_FORM.match(form).groups())
+            assert int(bits) == weight.bits and act.lower() == "k" + kernels[name]["act"]
+            for code in range(2**weight.bits):
+                if code in weight.invalid_codes:
+                    assert tables[second][code] == 0
+                elif kind == "Floats":
+                    assert tables[second][code] == expected_value(weight, code), (weight.name, code)
+                else:
+                    byte = int(second) * code if kind == "Codes" else tables[second][code]
+                    assert 0 <= byte <= 255 and byte == int(byte)
+                    assert (byte - offset) / 2**shift == expected_value(weight, code), (weight.name, code)
+    assert seen == len(kernels)
+
+
+def test_standard_headers_stay_outside_the_target_region(out):
+    for variant in families.cpu_variants():
+        for unit in out.glob(f"cpu_{variant.name}_*.cpp"):
+            lines = unit.read_text().splitlines()
+            opening = lines.index("#pragma GCC push_options") if variant.target else len(lines)
+            includes = {line: i for i, line in enumerate(lines) if line.startswith("#include")}
+            assert includes.pop('#include "templates/cpu/prelude.h"') < opening
+            assert ("#pragma GCC pop_options" in lines) == bool(variant.target)
+            assert all(i > opening for i in includes.values()) or not variant.target
+            assert all(line.startswith('#include "templates/cpu/') for line in includes)
+
+
+def test_filters(out, tmp_path):
+    assert {r.name for r in rows(only="w3a8_*,*e4m3a32_cpu_scalar")} == {
+        *(f"w3a8_cpu_{v.name}" for v in families.cpu_variants()),
+        "wf8e4m3a32_cpu_scalar",
+    }
+    assert rows(only="none") == [] and len(rows(arch="cpu")) == len(rows())
+    with pytest.raises(SchemeError, match="no kernel's name matches 'w9'"):
+        rows(only="w9")
+    with pytest.raises(SchemeError, match="expected an architecture out of cpu, got 'x'"):
+        rows(arch="x")
+    assert generate(tmp_path, "--only", "w9*").returncode == 2
+    assert generate(tmp_path, "--only", "w3a32_cpu_scalar").returncode == 0
+    assert {p.name for p in tmp_path.glob("*.cpp")} == {"cpu_scalar_3.cpp", "cpu_scalar_product.cpp"}
+
+
+def test_explain_prints_the_reason_of_why_not(monkeypatch, capsys):
+    assert command.main(["--explain", "w3a8"]) == 0
+    assert "w3a8_cpu_scalar: built" in capsys.readouterr().out
+    for module in (command, sys.modules["generator.enumerate"]):
+        monkeypatch.setattr(module, "why_not", lambda *args, **fields: "three is a crowd")
+    assert command.main(["--explain", "w3a8"]) == 0
+    assert "w3a8_cpu_scalar: no: three is a crowd" in capsys.readouterr().out
+    assert command.main(["--explain", "w3b8"]) == 2
+    assert "such as w3a8, got 'w3b8'" in capsys.readouterr().err
+
+
+def test_table_names_every_weight_type_once(capsys):
+    assert command.main(["--table"]) == 0
+    names = re.findall(r"`(u?int\d|float\w+)`", capsys.readouterr().out)
+    assert names == ["int1", "int8", "uint1", "uint8", *(w.name for w in WEIGHT_TYPES if w.kind == "float")]
+
+
+def test_needs_neither_torch_nor_numpy_and_stays_small():
+    program = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None\nimport generator.__main__ as g\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program + "sys.exit(g.main(['--list']))"], cwd=ROOT, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert sum(len(p.read_text().splitlines()) for p in (ROOT / "generator").glob("*.py")) <= 600
