@@ -20,7 +20,7 @@ struct Weight {
   const void* scales;
   const void* zeros;  // null when zero_kind is kNone
   int64_t n, k;
-  int64_t group_size;  // 16..256, or k and above for a whole row
+  int64_t group_size;  // 16, 32, 64, 128, 256, or -1 for the whole row
   ScaleType scale_type;
   ZeroKind zero_kind;
 };

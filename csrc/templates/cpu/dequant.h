@@ -1,0 +1,172 @@
+// From packed planes to codes, bytes or floats: one chunk (kLanes rows x 32 k) at a time.
+//
+// A decoder names how a code becomes a number; the generator picks one per weight type:
+//   Codes<bits, mult>    byte = mult * code                    integers
+//   Bytes<bits, Table>   byte = Table::kBytes[code]            floats whose values fit in a byte (ByteForm)
+//   Floats<bits, Table>  value = Table::kValues[code]          the other floats
+//
+// unpack() returns eight quads; lane r, byte j of quad q belongs to row r and k = 4q + j of the chunk:
+//
+//   plane of p bits, vector v:   byte 4r + j  =  | quad (8/p)v | quad (8/p)v + 1 | ...      (low bits first)
+#pragma once
+#include "unrolled.h"
+
+namespace lowbit::cpu::LOWBIT_ISA_NS {
+namespace {
+
+template <int Bits, int Mult>
+struct Codes {
+  static constexpr int kBits = Bits;
+  static constexpr int kMult = Mult;
+};
+template <int Bits, class Table>
+struct ByteTable;
+template <int Bits, class Table>
+struct FloatTable;
+template <int Bits, class Table>
+struct Bytes {
+  static constexpr int kBits = Bits;
+  using LookUp = ByteTable<Bits, Table>;
+};
+template <int Bits, class Table>
+struct Floats {
+  static constexpr int kBits = Bits;
+  using LookUp = FloatTable<Bits, Table>;
+};
+
+// --- tables, laid out for vector look-ups ------------------------------------------------------------------------
+template <int Bits, class Table>
+struct ByteTable {
+  struct Data {
+    alignas(64) uint8_t bytes[64];
+    alignas(64) float values[1 << Bits];
+  };
+  static constexpr Data fill() {
+    Data d{};
+    for (int c = 0; c < 64; ++c) d.bytes[c] = Table::kBytes[c & ((1 << Bits) - 1)];
+    for (int c = 0; c < (1 << Bits); ++c) d.values[c] = Table::kBytes[c];
+    return d;
+  }
+  static constexpr Data data = fill();
+  static constexpr int bits = Bits;
+  static constexpr const uint8_t* bytes = data.bytes;
+  static constexpr const float* values = data.values;
+};
+
+// bfloat16 holds every value of at most 8 bits exactly; words = the upper halves of the fp32 values, high and low
+// their bytes. For 7 and 8 bits high and low hold the magnitudes only.
+template <int Bits, class Table>
+struct FloatTable {
+  static constexpr int kEntries = Bits < 6 ? 64 : 1 << Bits;
+  struct Data {
+    alignas(64) uint16_t words[kEntries];
+    alignas(64) uint8_t high[kEntries];
+    alignas(64) uint8_t low[kEntries];
+    alignas(64) float values[1 << Bits];
+  };
+  static constexpr Data fill() {
+    Data d{};
+    for (int c = 0; c < kEntries; ++c) {
+      const float v = Table::kValues[c & ((1 << Bits) - 1)];
+      const uint32_t u = __builtin_bit_cast(uint32_t, v);
+      d.words[c] = static_cast<uint16_t>(u >> 16);
+      d.high[c] = static_cast<uint8_t>(u >> 24);
+      d.low[c] = static_cast<uint8_t>(u >> 16);
+    }
+    for (int c = 0; c < (1 << Bits); ++c) d.values[c] = Table::kValues[c];
+    return d;
+  }
+  static constexpr Data data = fill();
+  static constexpr int bits = Bits;
+  static constexpr const uint16_t* words = data.words;
+  static constexpr const uint8_t* high = data.high;
+  static constexpr const uint8_t* low = data.low;
+  static constexpr const float* values = data.values;
+};
+
+// --- planes to codes ---------------------------------------------------------------------------------------------
+// The P-bit field of quad Q, moved to bit To of its byte, with other bits around it. Planes starts at vector First.
+template <int P, int First, int Q, int To>
+LOWBIT_INLINE Simd::B field(const uint8_t* chunk) {
+  constexpr int kAt = P * (Q % (8 / P));
+  return Simd::shift<kAt - To>(Simd::load_bytes(chunk + kVector * (First + Q * P / 8)));
+}
+
+// Mult * code for each row and k of quad Q.
+template <int Bits, int Mult, int Q>
+LOWBIT_INLINE Simd::B code_quad(const uint8_t* chunk) {
+  static_assert(Mult == 1 || (Mult == 2 && Bits < 8), "a byte holds mult * code");
+  constexpr int kTo = Mult - 1;  // bit where the code starts
+  constexpr int kMask = ((1 << Bits) - 1) << kTo;
+  if constexpr (Bits == 8) {
+    return Simd::load_bytes(chunk + kVector * Q);
+  } else {
+    // The widest plane holds the low bits; the narrower ones follow, see WeightType.planes.
+    constexpr int kFirst = Bits & 4 ? 4 : Bits & 2 ? 2 : 1;
+    Simd::B code = field<kFirst, 0, Q, kTo>(chunk);
+    int below = ((1 << kFirst) - 1) << kTo;  // the bits of `code` that are final
+    if constexpr (kFirst == 4 && (Bits & 2)) {
+      code = Simd::pick(below, code, field<2, 4, Q, kTo + 4>(chunk));
+      below |= 3 << (kTo + 4);
+    }
+    if constexpr (kFirst != 1 && (Bits & 1)) {
+      constexpr int kBelow = Bits - 1;
+      code = Simd::pick(below, code, field<1, kBelow, Q, kTo + kBelow>(chunk));
+    }
+    return Simd::mask(code, kMask);
+  }
+}
+
+template <int Bits, int Mult>
+LOWBIT_INLINE void unpack(Codes<Bits, Mult>, const uint8_t* chunk, Simd::B out[kQuads]) {
+  out[0] = code_quad<Bits, Mult, 0>(chunk);
+  out[1] = code_quad<Bits, Mult, 1>(chunk);
+  out[2] = code_quad<Bits, Mult, 2>(chunk);
+  out[3] = code_quad<Bits, Mult, 3>(chunk);
+  out[4] = code_quad<Bits, Mult, 4>(chunk);
+  out[5] = code_quad<Bits, Mult, 5>(chunk);
+  out[6] = code_quad<Bits, Mult, 6>(chunk);
+  out[7] = code_quad<Bits, Mult, 7>(chunk);
+}
+template <int Bits, class Table>
+LOWBIT_INLINE void unpack(Floats<Bits, Table>, const uint8_t* chunk, Simd::B out[kQuads]) {
+  unpack(Codes<Bits, 1>{}, chunk, out);
+}
+template <int Bits, class Table>
+LOWBIT_INLINE void unpack(Bytes<Bits, Table>, const uint8_t* chunk, Simd::B out[kQuads]) {
+  unpack(Codes<Bits, 1>{}, chunk, out);
+  if constexpr (Simd::kByteDot) {
+    unrolled<0, kQuads>([&](auto q) LOWBIT_FORCE_INLINE { out[q] = Simd::lookup<ByteTable<Bits, Table>>(out[q]); });
+  }
+}
+
+// --- a quad of what unpack() returned, as floats: byte (for Codes and Bytes) or value (for Floats) ----------------
+template <int Bits, int Mult>
+LOWBIT_INLINE void to_floats(Codes<Bits, Mult>, Simd::B quad, Simd::F out[kQuad]) {
+  Simd::widen(quad, out);
+}
+template <int Bits, class Table>
+LOWBIT_INLINE void to_floats(Bytes<Bits, Table>, Simd::B quad, Simd::F out[kQuad]) {
+  if constexpr (Simd::kByteDot) {
+    Simd::widen(quad, out);
+  } else {
+    Simd::decode<ByteTable<Bits, Table>>(quad, out);
+  }
+}
+template <int Bits, class Table>
+LOWBIT_INLINE void to_floats(Floats<Bits, Table>, Simd::B quad, Simd::F out[kQuad]) {
+  Simd::decode<FloatTable<Bits, Table>>(quad, out);
+}
+
+// True when products with this decoder's bytes can run as integer dot products on this ISA.
+template <class D>
+struct UsesBytes {
+  static constexpr bool value = Simd::kByteDot;
+};
+template <int Bits, class Table>
+struct UsesBytes<Floats<Bits, Table>> {
+  static constexpr bool value = false;
+};
+
+}  // namespace
+}  // namespace lowbit::cpu::LOWBIT_ISA_NS

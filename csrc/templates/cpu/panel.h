@@ -1,0 +1,67 @@
+// What gemm.h hands to product.h: a panel of unpacked weights, and the group vectors that scale it.
+#pragma once
+#include "activations.h"
+
+namespace lowbit::cpu::LOWBIT_ISA_NS {
+
+// Sums are fp32 [token][row_blocks or row_vectors][lanes], zeroed by the caller before the first panel of a row.
+// Row counts are even: the product works on pairs.
+struct PlanesPanel {
+  const Planes* x;
+  const Weight* w;
+  const uint8_t* bytes;  // [row block][quad][16 rows][4 k]; as bfloat16: [row block][quad][even, odd][16 rows][2 k]
+  float* sums;
+  int64_t row_block, row_blocks;  // the first row block of the panel in the weight, and how many it has
+  int64_t k_begin, k_count;       // k_begin is a multiple of 256, so panels never cut a block
+  int64_t block_begin() const { return k_begin / x->block; }
+  int64_t block_end() const { return std::min(x->blocks, (k_begin + k_count + x->block - 1) / x->block); }
+  int64_t group_of(int64_t block) const { return w->group_size > 0 ? block : 0; }
+};
+
+struct FloatsPanel {
+  const FloatRows* x;
+  const float* values;  // [row vector][k][lanes], scale and zero applied
+  float* sums;
+  int64_t row_vectors;
+  int64_t k_begin, k_count;
+};
+
+void planes_product_1(const PlanesPanel& panel);
+void planes_product_2(const PlanesPanel& panel);
+void planes_product_3(const PlanesPanel& panel);
+void pairs_product(const PlanesPanel& panel);
+void floats_product(const FloatsPanel& panel);
+
+namespace {
+
+inline int64_t group_count(const Weight& w) { return w.group_size > 0 ? ceil_div(w.k, w.group_size) : 1; }
+
+// Scale and additive zero of one group for the rows of a vector: W = scale * value + zero.
+struct GroupVectors {
+  Simd::F scale, zero;
+  bool has_zero;
+};
+
+// row_block names 16 rows; lane is the first row of the vector inside it. Row blocks past the end read the last one:
+// their results are never stored.
+LOWBIT_INLINE GroupVectors load_group(const Weight& w, int64_t row_block, int64_t group, int64_t lane) {
+  const int64_t last = ceil_div(w.n, kRows) - 1;
+  const int64_t at = (std::min(row_block, last) * group_count(w) + group) * kRows + lane;
+  const int64_t size = w.scale_type == ScaleType::kFloat32 ? 4 : 2;
+  const FloatType type = w.scale_type == ScaleType::kFloat32   ? FloatType::kFloat32
+                         : w.scale_type == ScaleType::kFloat16 ? FloatType::kFloat16
+                                                               : FloatType::kBFloat16;
+  GroupVectors g;
+  g.scale = Simd::load_as_float(static_cast<const char*>(w.scales) + at * size, type, Simd::kLanes);
+  g.zero = Simd::zero();
+  g.has_zero = w.zero_kind != ZeroKind::kNone;
+  if (g.has_zero) {
+    const Simd::F z = Simd::load_as_float(static_cast<const char*>(w.zeros) + at * size, type, Simd::kLanes);
+    // zero: scale * (v - z); min: scale * v + z
+    g.zero = w.zero_kind == ZeroKind::kMin ? z : Simd::mul(Simd::sub(Simd::zero(), g.scale), z);
+  }
+  return g;
+}
+
+}  // namespace
+}  // namespace lowbit::cpu::LOWBIT_ISA_NS

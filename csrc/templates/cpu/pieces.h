@@ -1,0 +1,71 @@
+// x as bfloat16 pieces, and the M > 1 call on bfloat16 panels: for floats that no byte holds, on an ISA with tiles.
+//
+// Every weight of at most 8 bits is a bfloat16 number, and an fp32 number is the sum of three (fp16: of two), so the
+// products are exact and only their fp32 sums round. k is stored in the order 0, 2, 1, 3 of each quad, which is how
+// Simd::decode_pairs leaves the weights.
+#pragma once
+#include "activations.h"
+#include "panel.h"
+
+namespace lowbit::cpu::LOWBIT_ISA_NS {
+namespace {
+
+template <ActType A>
+constexpr int kPieces = A == ActType::kFloat32 ? 3 : A == ActType::kFloat16 ? 2 : 1;
+
+template <ActType A>
+void split_token(const Input& x, int64_t token, int64_t k, const Planes& out) {
+  using F = Simd::F;
+  const char* row = row_of(x, token);
+  constexpr int kStep = Simd::kLanes;
+  constexpr int P = kPieces<A>;
+  float scale = 1;
+  if constexpr (A == ActType::kInt8) scale = int8_scale(row, x.type, k, out.k_padded);
+  uint16_t* pieces = reinterpret_cast<uint16_t*>(out.digits) + token * P * out.k_padded;
+  for (int64_t b = 0; b < out.blocks; ++b) {
+    const int64_t end = std::min((b + 1) * out.block, out.k_padded);
+    F sum = Simd::zero();
+    for (int64_t i = b * out.block; i < end; i += kStep) {
+      F v = load_row(row, x.type, i, k);
+      if constexpr (A == ActType::kInt8) v = int8_value(v, scale);
+      sum = Simd::add(sum, v);
+      unrolled<0, P>([&](auto p) LOWBIT_FORCE_INLINE { v = Simd::split_pairs(v, pieces + p * out.k_padded + i); });
+    }
+    out.scale[token * out.blocks + b] = scale;
+    out.sum[token * out.blocks + b] = Simd::reduce_add(sum) * scale;
+  }
+}
+
+template <class D>
+void unpack_pairs(const Weight& w, const PlanesPanel& panel, uint8_t* bytes) {
+  for (int64_t r = 0; r < panel.row_blocks; ++r) {
+    const uint8_t* codes = row_block_codes(w, panel.row_block + r, D::kBits);
+    uint8_t* out = bytes + r * panel.k_count * kRows * 2;
+    Simd::B quads[kQuads];
+    for (int64_t k = 0; k < panel.k_count; k += kChunk) {
+      unpack(D{}, codes + (panel.k_begin + k) / kChunk * chunk_bytes(D::kBits), quads);
+      unrolled<0, kQuads>([&](auto q) LOWBIT_FORCE_INLINE {
+        Simd::I even, odd;
+        Simd::decode_pairs<typename D::LookUp>(quads[q], even, odd);
+        Simd::store_bytes(out, even);
+        Simd::store_bytes(out + kVector, odd);
+        out += 2 * kVector;
+      });
+    }
+  }
+}
+
+template <class D, ActType A>
+void run_pairs(const MatmulArgs& a) {
+  constexpr int P = kPieces<A>;
+  run_slabs<P, 2>(
+      a, [&](const Input& input, int64_t t, const Planes& x) { split_token<A>(input, t, a.w.k, x); },
+      [&](const Planes& x, int64_t token) {
+        run_panels(
+            a, x, token, 2, [&](const PlanesPanel& p, uint8_t* bytes) { unpack_pairs<D>(a.w, p, bytes); },
+            [](const PlanesPanel& p) { pairs_product(p); });
+      });
+}
+
+}  // namespace
+}  // namespace lowbit::cpu::LOWBIT_ISA_NS
