@@ -6,12 +6,12 @@ import torch
 
 from .. import extension
 from ..dtypes import weight_id
-from ..errors import DeviceError, DtypeError, SchemeError, ShapeError, nearest
+from ..errors import DeviceError, DtypeError, SchemeError, ShapeError
 from ..pack import PackedWeight
 from ..scheme import ZERO_KINDS, Scheme
 from ..tensor import QuantTensor
 from . import gradient  # noqa: F401  (its import registers the op matmul_grad)
-from .schema import FLOAT_IDS, QUANTIZED_IDS, check_bias, check_x, type_name
+from .schema import FLOAT_IDS, QUANTIZED_IDS, check_act, check_bias, check_x, type_name
 
 extension.load()
 # Why: looking an op up through torch.ops costs as much as calling it.
@@ -65,7 +65,8 @@ def product(x, codes, scales, zeros, perm, bias, numbers, act=None, out=None) ->
     if bias is not None:
         check_bias(bias, n, device)
         bias = bias.contiguous()
-    act_number = FLOAT_IDS[x.dtype] if act is None else _act_number(act)
+    check_act(act)
+    act_number = FLOAT_IDS[x.dtype] if act is None else QUANTIZED_IDS[act]
     if perm is not None:
         x = x.index_select(-1, perm)
     rows = x if x.dim() == 2 else x.reshape(-1, k)
@@ -126,12 +127,6 @@ def _rows_in_place(out: torch.Tensor, n: int) -> torch.Tensor | None:
     if out.dim() == 2 and out.stride(1) == 1 and out.stride(0) >= n:
         return out
     return out.view(-1, n) if out.is_contiguous() else None
-
-
-def _act_number(act) -> int:
-    if not isinstance(act, str) or act not in QUANTIZED_IDS:
-        raise SchemeError(f"act must be None or {', '.join(map(repr, QUANTIZED_IDS))}, got {act!r}")
-    return QUANTIZED_IDS[act]
 
 
 def _not_packed(pw) -> DtypeError:

@@ -53,6 +53,12 @@ def check_x(x: torch.Tensor, k: int, device: torch.device) -> None:
         raise DeviceError(f"x must be on the device of the weight, {device}, got {x.device}; move one with .to()")
 
 
+def check_act(act: str | None) -> None:
+    """Judge ``act=``. Raises SchemeError."""
+    if act is not None and (not isinstance(act, str) or act not in QUANTIZED_IDS):
+        raise SchemeError(f"act must be None or {', '.join(map(repr, QUANTIZED_IDS))}, got {act!r}")
+
+
 def check_bias(bias: torch.Tensor, n: int, device: torch.device) -> None:
     """Judge bias [N]. Raises DtypeError, ShapeError or DeviceError."""
     if not isinstance(bias, torch.Tensor):

@@ -1,0 +1,157 @@
+"""quantize_model: replaces the nn.Linear modules of a model, all of them or none."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+
+from torch import nn
+
+from .errors import DtypeError, LowbitError, SchemeError, nearest
+from .nn import Linear
+
+_SKIP = ("lm_head",)
+_OPTIONS = ("dtype", "group_size", "method", "zero_kind", "act")
+
+
+def quantize_model(
+    model: nn.Module,
+    dtype="int4",
+    *,
+    group_size: int = 128,
+    method: str = "mse",
+    zero_kind: str | None = None,
+    act: str | None = None,
+    skip: Iterable[str] = _SKIP,
+    dynamic: Mapping[str, Mapping | None] | None = None,
+    prepare: bool = True,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> nn.Module:
+    """Replace every module that is exactly an ``nn.Linear`` by a quantized :class:`~lowbit.nn.Linear`, in place.
+
+    skip: layers to leave alone; dynamic: settings (dtype, group_size, method, zero_kind, act) for some layers, or None
+    to leave them alone. Both name layers by a module's name (``lm_head``, ``layers.3.mlp``: whole dotted parts of the
+    full name, so everything inside a named module too) or by a regular expression that is searched in the full name
+    (``r"\\.down_proj$"``). skip wins over dynamic, earlier entries of dynamic over later ones. prepare: also pack for
+    the device each layer lies on. progress: called with (done, total, name) after each layer.
+
+    A layer used in several places is quantized once. A layer whose weight is also a parameter of another module (an
+    output layer tied to the embedding) is left alone, with a warning. Layers change only when all of them could be
+    quantized: on an error the model is as it was. Returns the model.
+
+    Raises SchemeError for settings that do not exist, for an entry of skip or dynamic that no layer has, and when
+    nothing is left to quantize; QuantizationError, with the layer's name, for weights that cannot be quantized.
+    """
+    if not isinstance(model, nn.Module):
+        raise DtypeError(f"expected an nn.Module, got {type(model).__name__}")
+    if type(model) is nn.Linear:
+        raise SchemeError("expected a model that holds nn.Linear modules, got one itself; use Linear.from_linear")
+    settings = dict(dtype=dtype, group_size=group_size, method=method, zero_kind=zero_kind, act=act)
+    dynamic = _checked_dynamic(dynamic)
+    places = _places(model)
+    skipped = _Patterns([skip] if isinstance(skip, str) else list(skip), "skip", default=_SKIP)
+    overridden = _Patterns(list(dynamic), "dynamic")
+    chosen: list[tuple[nn.Linear, list[str], dict]] = []
+    for linear, names in places:
+        skip_it, pattern = skipped.find(names), overridden.find(names)
+        if skip_it is None and (pattern is None or dynamic[pattern] is not None):
+            chosen.append((linear, names, settings if pattern is None else {**settings, **dynamic[pattern]}))
+    everything = [name for _, names in places for name in names]
+    skipped.expect_used(everything)
+    overridden.expect_used(everything)
+    chosen = _without_tied(model, chosen)
+    if not chosen:
+        raise SchemeError(f"expected an nn.Linear to quantize, got none: the model has {len(places)}, all left alone")
+
+    replacements = []
+    for done, (linear, names, options) in enumerate(chosen, 1):
+        try:
+            replacements.append((names, Linear.from_linear(linear, prepare=prepare, **options)))
+        except LowbitError as error:
+            raise type(error)(f"{names[0]}: {error}") from error
+        if progress is not None:
+            progress(done, len(chosen), names[0])
+    # Why only here: up to this line the model is untouched, and nothing below can fail.
+    for names, layer in replacements:
+        for name in names:
+            parent, _, last = name.rpartition(".")
+            model.get_submodule(parent)._modules[last] = layer
+    return model
+
+
+def _places(model: nn.Module) -> list[tuple[nn.Linear, list[str]]]:
+    """Every nn.Linear with all its full names."""
+    found: dict[int, tuple[nn.Linear, list[str]]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if type(module) is nn.Linear:
+            found.setdefault(id(module), (module, []))[1].append(name)
+    return list(found.values())
+
+
+def _without_tied(model: nn.Module, chosen: list) -> list:
+    """The layers whose weight is theirs alone; a warning names each of the others."""
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append(name)
+    kept = []
+    for item in chosen:
+        linear, names, _ = item
+        others = [name for name in owners.get(id(linear._parameters.get("weight")), []) if name not in names]
+        if not others:
+            kept.append(item)
+            continue
+        warnings.warn(
+            f"{names[0]} stays as it is: its weight is also that of {', '.join(others)}; name it in skip to say so",
+            stacklevel=3,
+        )
+    return kept
+
+
+def _checked_dynamic(dynamic) -> dict[str, dict | None]:
+    if dynamic is None:
+        return {}
+    if not isinstance(dynamic, Mapping):
+        raise DtypeError(f"dynamic must map names or regular expressions to settings, got {type(dynamic).__name__}")
+    for pattern, options in dynamic.items():
+        if options is None:
+            continue
+        if not isinstance(options, Mapping):
+            raise DtypeError(f"dynamic[{pattern!r}] must be settings or None, got {type(options).__name__}")
+        for option in options:
+            if option not in _OPTIONS:
+                raise SchemeError(f"dynamic[{pattern!r}] has no setting {option!r}; expected {nearest(option, _OPTIONS)}")
+    return dict(dynamic)
+
+
+class _Patterns:
+    """Entries of ``skip`` or ``dynamic``: which of them names a layer, and which were never used."""
+
+    def __init__(self, patterns: list[str], argument: str, default: tuple[str, ...] = ()):
+        self.argument, self.default, self.used = argument, default, set()
+        self.searches = {pattern: _search(pattern, argument) for pattern in patterns}
+
+    def find(self, names: list[str]) -> str | None:
+        """The first entry that matches one of a layer's names."""
+        matching = [p for p, search in self.searches.items() if any(search(name) for name in names)]
+        self.used.update(matching)
+        return matching[0] if matching else None
+
+    def expect_used(self, names: list[str]) -> None:
+        """Raises SchemeError for an entry that matched nothing: a misspelt one must not pass in silence."""
+        for pattern in self.searches:
+            if pattern not in self.used and pattern not in self.default:
+                raise SchemeError(f"{self.argument} entry {pattern!r} matches no nn.Linear; near: {nearest(pattern, names)}")
+
+
+def _search(pattern: str, argument: str) -> Callable[[str], bool]:
+    if not isinstance(pattern, str):
+        raise DtypeError(f"entries of {argument} must be names or regular expressions, got {type(pattern).__name__}")
+    if re.fullmatch(r"[\w.]+", pattern):
+        return lambda name: f".{pattern}." in f".{name}."
+    try:
+        return lambda name, expression=re.compile(pattern): expression.search(name) is not None
+    except re.error as error:
+        raise SchemeError(f"{argument} entry {pattern!r} is not a regular expression: {error}") from error

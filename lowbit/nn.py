@@ -1,0 +1,299 @@
+"""Linear, an nn.Linear whose weight is quantized, and :func:`prepare`, which packs it for the device it lies on."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .errors import DtypeError, SchemeError, ShapeError
+from .ops.launch import product, scheme_numbers
+from .ops.schema import check_act, check_x, type_name
+from .pack import PackedWeight, pack_weight
+from .quantizers import quantize
+from .scheme import Scheme
+from .tensor import QuantTensor, stream_bytes
+
+#: The parameters that hold the weight, frozen.
+_HELD = ("qweight", "scales", "zeros", "perm")
+#: Device types that this version has product kernels for.
+_KERNEL_DEVICES = ("cpu",)
+#: Most bytes of float weight that the slow path holds at a time.
+_SCRATCH_BYTES = 64 << 20
+_BITS_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+class Linear(nn.Linear):
+    """``y = x @ dequant(W).T + bias`` for a quantized weight ``[out_features, in_features]``; made by
+    :meth:`from_linear`, :meth:`from_quant_tensor` or :func:`lowbit.quantize_model`.
+
+    Frozen parameters ``qweight`` (uint8), ``scales``, ``zeros`` and ``perm`` (or None) hold one copy of the weight:
+    canonical, or packed for the device once :func:`prepare` ran (``layout`` says which). ``state_dict``, pickle and
+    :meth:`quant_tensor` give the canonical form, and loading packs again. ``.to(dtype)`` changes ``bias`` and
+    ``weight.dtype`` and leaves the weight as it is; a move to another device packs for that device. Gradients reach x
+    and bias. There is no float weight: ``weight`` is an empty tensor that has its type and device.
+
+    scheme: the :class:`~lowbit.scheme.Scheme`; dtype: type of bias and of ``weight.dtype``; act: None or "int8", see
+    :func:`lowbit.matmul`; perm: whether the weight has an order of its columns. A new layer holds zeros.
+    """
+
+    def __init__(
+        self, in_features, out_features, bias=True, device=None, dtype=None, *, scheme: Scheme, act=None, perm=False
+    ):
+        nn.Module.__init__(self)
+        if not isinstance(scheme, Scheme):
+            raise DtypeError(f"scheme must be a lowbit.scheme.Scheme, got {type(scheme).__name__}")
+        self.in_features, self.out_features = in_features, out_features
+        self.scheme, self.act, self.layout = scheme, act, None
+        self.float_dtype = torch.get_default_dtype() if dtype is None else dtype
+        n, k = out_features, in_features
+        if n < 1 or k < 1:
+            raise ShapeError(f"in_features and out_features must be at least 1, got {k} and {n}")
+        check_act(act)
+        self._numbers = scheme_numbers(scheme, (n, k))
+        groups, stored = (n, scheme.groups(k)), getattr(torch, scheme.scale_type)
+        # Why not register_parameter: the property of that name stands in its way.
+        self._parameters["weight"] = None
+        self.qweight = _frozen(torch.zeros(n, stream_bytes(k, scheme.weight.bits), dtype=torch.uint8, device=device))
+        self.scales = _frozen(torch.zeros(groups, dtype=stored, device=device))
+        has_zeros = scheme.zero_kind != "none"
+        self.zeros = _frozen(torch.zeros(groups, dtype=stored, device=device)) if has_zeros else None
+        self.perm = _frozen(torch.arange(k, dtype=torch.int32, device=device)) if perm else None
+        self.bias = nn.Parameter(torch.zeros(n, dtype=self.float_dtype, device=device)) if bias else None
+
+    @classmethod
+    def from_linear(
+        cls, linear: nn.Linear, dtype="int4", *, group_size=128, method="mse", zero_kind=None, act=None, prepare=True
+    ) -> Linear:
+        """Quantize an nn.Linear (left as it is; the bias is shared). Options and errors: :func:`lowbit.quantize`."""
+        weight = linear._parameters.get("weight") if isinstance(linear, nn.Linear) else None
+        if weight is None:
+            raise DtypeError(f"expected an nn.Linear with a float weight of its own, got {type(linear).__name__}")
+        qt = quantize(weight.detach(), dtype, group_size=group_size, method=method, zero_kind=zero_kind)
+        layer = cls.from_quant_tensor(qt, linear.bias, dtype=weight.dtype, act=act, prepare=prepare)
+        return layer.train(linear.training)
+
+    @classmethod
+    def from_quant_tensor(cls, qt: QuantTensor, bias=None, *, dtype=None, act=None, prepare=True) -> Linear:
+        """A layer of a QuantTensor and a bias [N] (a Parameter is shared); dtype: by default the bias's or scales'."""
+        if not isinstance(qt, QuantTensor):
+            raise DtypeError(f"expected a QuantTensor, got {type(qt).__name__}")
+        if qt.codebook is not None:
+            raise SchemeError("expected a weight without a codebook, got one with: no kernel reads codebooks yet")
+        (n, k), options = qt.shape, dict(scheme=qt.scheme, act=act, perm=qt.perm is not None)
+        if bias is not None and tuple(bias.shape) != (n,):
+            raise ShapeError(f"bias must have shape ({n},), got {tuple(bias.shape)}")
+        dtype = (qt.scales if bias is None else bias).dtype if dtype is None else dtype
+        layer = cls(k, n, bias=False, device="meta", dtype=dtype, **options)
+        layer._hold(qt.codes, qt.scales, qt.zeros, qt.perm, layout=None)
+        if bias is not None:
+            layer.bias = bias if isinstance(bias, nn.Parameter) else nn.Parameter(bias)
+        return layer.prepare() if prepare else layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.layout == "cpu":
+            return product(x, self.qweight, self.scales, self.zeros, self.perm, self.bias, self._numbers, self.act)
+        return self._forward_canonical(x)
+
+    def prepare(self) -> Linear:
+        """Pack the weight for its device, in place of the canonical form; nothing to do for one that is packed.
+
+        Stays canonical (and slow): a device without kernels, and parameters that are no plain tensors (FSDP, DTensor).
+        """
+        plain = type(self.qweight) is nn.Parameter
+        if self.layout is None and plain and self.qweight.device.type in _KERNEL_DEVICES:
+            with torch.inference_mode(False), torch.no_grad():
+                pw = pack_weight(self.quant_tensor(), self.qweight.device)
+                self._hold(pw.codes, pw.scales, pw.zeros, pw.perm, layout=pw.layout)
+        return self
+
+    def quant_tensor(self) -> QuantTensor:
+        """The weight in canonical form; of a layer that is not packed it shares the memory."""
+        held = [None if t is None else t.detach() for t in map(self._parameters.get, _HELD)]
+        shape, s = (self.out_features, self.in_features), self.scheme
+        if self.layout is not None:
+            return PackedWeight(*held, scheme=s, shape=shape, layout=self.layout).unpack()
+        codes, scales, zeros, perm = held
+        options = dict(dtype=s.weight, group_size=s.group_size, zero_kind=s.zero_kind, perm=perm)
+        return QuantTensor(codes, scales, zeros, shape=shape, **options)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The float weight ``[out_features, in_features]``, by default in ``weight.dtype``."""
+        return self.quant_tensor().dequantize(self.float_dtype if dtype is None else dtype)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """An empty tensor with the type and device of the layer, for code that asks for them."""
+        return torch.empty(0, dtype=self.float_dtype, device=self.qweight.device).as_subclass(_NoWeight)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Linear:
+        """Freeze or free the bias; the weight stays frozen."""
+        if self.bias is not None:
+            self.bias.requires_grad_(requires_grad)
+        return self
+
+    def extra_repr(self) -> str:
+        s = self.scheme
+        zeros = "" if s.zero_kind == "none" else f", zero_kind={s.zero_kind!r}"
+        act = "" if self.act is None else f", act={self.act!r}"
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"{s.weight}, group_size={s.group_size}{zeros}{act}, layout={self.layout!r}"
+        )
+
+    # ---- how the weight is held ------------------------------------------------------------------------------------
+
+    def _hold(self, *tensors, layout: str | None) -> None:
+        for name, tensor in zip(_HELD, tensors, strict=True):
+            held = self._parameters.get(name)
+            if tensor is None or held is None or held.device != tensor.device:
+                setattr(self, name, None if tensor is None else _frozen(tensor))
+            else:
+                held.data = tensor
+        self.layout = layout
+
+    def _unprepare(self) -> None:
+        if self.layout is not None:
+            with torch.inference_mode(False), torch.no_grad():
+                qt = self.quant_tensor()
+                self._hold(qt.codes, qt.scales, qt.zeros, qt.perm, layout=None)
+
+    def _apply(self, fn, recurse=True):
+        # Why: nobody says which device and type fn leads to; it is tried on an empty tensor.
+        probe = fn(torch.empty(0, dtype=self.float_dtype, device=self.qweight.device))
+        packed = self.layout is not None
+        moved = probe.device.type != self.qweight.device.type
+        if moved:
+            self._unprepare()
+        held = {id(t) for t in map(self._parameters.get, _HELD) if t is not None}
+        super()._apply(lambda t: _keep_type(fn, t) if id(t) in held else fn(t), recurse)
+        if probe.dtype.is_floating_point:
+            self.float_dtype = probe.dtype
+        return self.prepare() if packed and moved else self
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.layout is not None:
+            for name, tensor in self._canonical().items():
+                destination[prefix + name] = tensor if keep_vars else tensor.data
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
+        found = {name: state_dict[prefix + name] for name in _HELD if prefix + name in state_dict}
+        packed = self.layout is not None
+        if found:
+            self._unprepare()
+        for name, tensor in found.items():
+            held = self._parameters.get(name)
+            if held is not None and isinstance(tensor, torch.Tensor) and tensor.dtype != held.dtype:
+                # Why: torch would convert without a word, and a weight would change its values.
+                expected, got = type_name(held.dtype), type_name(tensor.dtype)
+                errors.append(f"{prefix}{name} must be {expected}, got {got}; make the layer with the stored scheme")
+        if not errors:
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        if packed:
+            self.prepare()
+
+    def _canonical(self) -> dict[str, nn.Parameter]:
+        qt = self.quant_tensor()
+        tensors = zip(_HELD, (qt.codes, qt.scales, qt.zeros, qt.perm), strict=True)
+        return {name: _frozen(tensor) for name, tensor in tensors if tensor is not None}
+
+    def __getstate__(self):
+        # Why: packed bytes belong to one version of lowbit; a pickle may outlive it.
+        state = self.__dict__.copy()
+        if self.layout is not None:
+            state["_parameters"] = {**self._parameters, **self._canonical()}
+            state.update(layout=None, _was_packed=True)
+        return state
+
+    def __setstate__(self, state):
+        state = dict(state)
+        packed = state.pop("_was_packed", False)
+        super().__setstate__(state)
+        if packed:
+            self.prepare()
+
+    def __deepcopy__(self, memo):
+        new = memo[id(self)] = type(self).__new__(type(self))
+        new.__dict__.update({key: copy.deepcopy(value, memo) for key, value in self.__dict__.items()})
+        return new
+
+    # ---- the slow path -------------------------------------------------------------------------------------------
+
+    def _forward_canonical(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling() and self.qweight.device.type != "meta":
+            _warn_once(self.qweight.device.type)
+        check_x(x, self.in_features, self.qweight.device)
+        if self.act is not None:
+            raise SchemeError(f"act={self.act!r} needs a packed weight; call lowbit.prepare(model) first")
+        n, k = self.out_features, self.in_features
+        step = max(1, _SCRATCH_BYTES // (4 * k))
+        parts = []
+        for first in range(0, n, step):
+            rows = slice(first, min(first + step, n))
+            held = [None if t is None else t.detach()[rows] for t in (self.qweight, self.scales, self.zeros)]
+            options = dict(dtype=self.scheme.weight, group_size=self.scheme.group_size, perm=self.perm)
+            shape = (rows.stop - first, k)
+            qt = QuantTensor(*held, shape=shape, zero_kind=self.scheme.zero_kind, **options)
+            bias = None if self.bias is None else self.bias[rows].to(x.dtype)
+            parts.append(F.linear(x, qt.dequantize(x.dtype), bias))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def prepare(model: nn.Module) -> nn.Module:
+    """Pack every :class:`Linear` of a model for the device it lies on, in place: canonical -> packed, once.
+
+    Layers are packed one after the other, so memory grows by one layer at most. Returns the model.
+    """
+    if not isinstance(model, nn.Module):
+        raise DtypeError(f"expected an nn.Module, got {type(model).__name__}")
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.prepare()
+    return model
+
+
+class _NoWeight(torch.Tensor):
+    """The empty ``weight`` of a quantized layer: says so when something multiplies with it.
+
+    A tensor class of its own also keeps torch's fused transformer layers away, which read weights past the layers.
+    """
+
+    _PRODUCTS = frozenset({"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "mv", "bmm", "addmm", "einsum"})
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in cls._PRODUCTS:
+            raise SchemeError("a quantized layer has no float weight to multiply with; use layer.dequantize()")
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def _frozen(tensor: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
+
+
+def _keep_type(fn, tensor: torch.Tensor) -> torch.Tensor:
+    """fn of a tensor seen as whole numbers, which a change of float type leaves alone."""
+    bits = tensor.view(_BITS_OF_SIZE[tensor.element_size()])
+    changed = fn(bits)
+    if changed.dtype != bits.dtype:
+        changed = bits.to(changed.device)
+    return changed.view(tensor.dtype)
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(device: str) -> None:
+    if device in _warned:
+        return
+    _warned.add(device)
+    if device in _KERNEL_DEVICES:
+        reason = "a lowbit.Linear is not packed; call lowbit.prepare(model) once after loading"
+    else:
+        reason = f"this version of lowbit has no kernels for {device}"
+    warnings.warn(f"{reason}: its products run by dequantizing the weight every time, which is slow", stacklevel=4)
