@@ -20,8 +20,8 @@ class PackedWeight:
     """A packed weight; make it with :func:`pack_weight`. Holds one copy of the codes and nothing else of size.
 
     codes: uint8 in ``layout`` (formula and picture: lowbit/pack/layout.py); scales, zeros: ``[N/16 rounded up, G, 16]``
-    in their own type, zeros None without a zero point; perm: int32 ``[K]`` or None (the product reads ``x[..., perm]``);
-    scheme: the :class:`~lowbit.scheme.Scheme`; shape: ``(N, K)`` unpadded; layout: "cpu" or "nvidia".
+    in their own type, zeros None without a zero point; perm: int32 ``[K]`` or None (the product reads
+    ``x[..., perm]``); scheme: the :class:`~lowbit.scheme.Scheme`; shape: ``(N, K)`` unpadded; layout: its name.
     """
 
     def __init__(self, codes, scales, zeros, perm, *, scheme: Scheme, shape: tuple[int, int], layout: str):
@@ -94,8 +94,8 @@ class PackedWeight:
         zeros = "" if s.zero_kind == "none" else f", zero_kind={s.zero_kind!r}"
         perm = "" if self.perm is None else ", perm"
         return (
-            f"PackedWeight({s.weight}, shape={self.shape}, group_size={s.group_size}{zeros}, scales={s.scale_type}{perm}, "
-            f"layout={self.layout!r}, device={str(self.device)!r}, nbytes={self.nbytes})"
+            f"PackedWeight({s.weight}, shape={self.shape}, group_size={s.group_size}{zeros}, "
+            f"scales={s.scale_type}{perm}, layout={self.layout!r}, device={str(self.device)!r}, nbytes={self.nbytes})"
         )
 
 
@@ -160,7 +160,7 @@ def _finish(device: torch.device) -> None:
 
 
 def _native(name: str):
-    """The compiled op, or None when the extension is not built: the torch operations of layout.py give the same bytes."""
+    """The compiled op, or None without the extension: then the torch operations of layout.py give the same bytes."""
     try:
         from .. import extension
 

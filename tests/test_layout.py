@@ -1,0 +1,158 @@
+"""Risk: two weights share a bit, a bit lies outside the buffer, or a kernel and the packer disagree where a bit is.
+
+The reference walks memory in order and names what should lie at each bit, as docs/layouts.md says it: the direction
+opposite to the formula under test.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from lowbit.dtypes import WEIGHT_TYPES
+from lowbit.errors import LowbitError
+from lowbit.pack import layout as layouts
+from native.build import load
+
+SHAPES = [(1, 1), (17, 33), (16, 32), (64, 256), (65, 257), (3, 520)]
+WIDTHS = range(1, 9)
+
+
+@pytest.fixture(scope="module")
+def native():
+    return load("layout_math")
+
+
+def grid(layout, shape, bits):
+    """Row and column numbers of every stored place, padding included."""
+    rows, cols = layouts.padded_shape(layout, *shape, bits)
+    return np.arange(rows)[:, None], np.arange(cols)[None, :]
+
+
+def walk_cpu(rows, cols, bits):
+    """(n, k, bit of the code) of every bit of the cpu layout, in memory order."""
+    for block in range(rows // 16):
+        for chunk in range(cols // 32):
+            low = 0
+            for p in (8, 4, 2, 1):
+                if not bits & p:
+                    continue
+                for vector in range(p):
+                    for r in range(16):
+                        for j in range(4):
+                            for step in range(8 // p):
+                                quad = vector * (8 // p) + step
+                                for i in range(p):
+                                    yield 16 * block + r, 32 * chunk + 4 * quad + j, low + i
+                low += p
+
+
+def walk_nvidia(rows, cols, bits):
+    """The same of the nvidia layout: bits of a word are j, c, (fragment, row half), bit of the field."""
+    low = 0
+    for p in (8, 4, 2, 1):
+        if not bits & p:
+            continue
+        for block in range(rows // 16):
+            for tile in range(cols * p // 256):
+                for lane in range(32):
+                    g, t = lane // 4, lane % 4
+                    for word in range(4):
+                        for j in (0, 1):
+                            for c in (0, 1):
+                                for step in range(8 // p):
+                                    fragment, h = divmod(word * (8 // p) + step, 2)
+                                    k = tile * (256 // p) + 16 * fragment + 2 * t + 8 * c + j
+                                    for i in range(p):
+                                        yield 16 * block + g + 8 * h, k, low + i
+        low += p
+
+
+WALKS = {"cpu": walk_cpu, "nvidia": walk_nvidia}
+
+
+@pytest.mark.parametrize("layout", layouts.LAYOUTS)
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_formula_names_the_bits_that_lie_there(layout, bits):
+    shape = (20, 40)
+    n, k = grid(layout, shape, bits)
+    owner = {}
+    for spot in layouts.spots(layout, n, k, bits, shape):
+        start = np.broadcast_to(8 * spot.byte + spot.bit, (n.size, k.size))
+        for i in range(spot.width):
+            for (row, col), at in np.ndenumerate(start + i):
+                owner[int(at)] = (row, col, spot.low + i)
+    walked = list(WALKS[layout](n.size, k.size, bits))
+    assert len(owner) == len(walked)
+    assert [owner[at] for at in range(len(walked))] == walked
+
+
+@pytest.mark.parametrize("layout", layouts.LAYOUTS)
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_bit_has_one_owner(layout, bits, shape):
+    n, k = grid(layout, shape, bits)
+    total = 8 * int(np.prod(layouts.codes_shape(layout, *shape, bits)))
+    count = np.zeros(total, dtype=np.int64)
+    for spot in layouts.spots(layout, n, k, bits, shape):
+        assert np.all(spot.bit + spot.width <= 8), "a field crosses a byte"
+        start = (8 * spot.byte + spot.bit).ravel()
+        assert start.min() >= 0 and start.max() + spot.width <= total
+        for i in range(spot.width):
+            np.add.at(count, start + i, 1)
+    # One owner each, and none without: the pads together with the weights fill the buffer.
+    assert n.size * k.size * bits == total
+    assert np.all(count == 1)
+
+
+@pytest.mark.parametrize("layout", layouts.LAYOUTS)
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_cpp_formula_equals_python(native, layout, bits):
+    which = layouts.LAYOUTS.index(layout)
+    for shape in SHAPES:
+        n, k = grid(layout, shape, bits)
+        nbytes = int(np.prod(layouts.codes_shape(layout, *shape, bits)))
+        assert native.padded(which, *shape, bits) == (n.size, k.size, nbytes)
+        for spot in layouts.spots(layout, n, k, bits, shape):
+            assert native.plane_low(bits, spot.width) == spot.low
+            expected = np.broadcast_to(8 * spot.byte + spot.bit, (n.size, k.size))
+            np.testing.assert_array_equal(native.positions(which, *shape, bits, spot.width), expected)
+
+
+def test_cpp_order_of_8_bit_activations(native):
+    assert [native.stored_k(i) for i in range(16)] == [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15]
+    for p in (1, 2, 4, 8):
+        assert native.byte_mask(p) == int.from_bytes(bytes([2**p - 1] * 4), "little")
+        assert native.half_mask(p) == int.from_bytes(bytes([2**p - 1, 0] * 2), "little")
+
+
+@pytest.mark.parametrize("wtype", WEIGHT_TYPES, ids=str)
+def test_planes_cover_the_code_once(native, wtype):
+    found = [low + i for p, low in layouts.planes(wtype.bits) for i in range(p)]
+    assert found == list(range(wtype.bits))
+    assert native.smallest_plane(wtype.bits) == min(wtype.planes)
+
+
+@pytest.mark.parametrize("bits, step", [(1, 256), (2, 128), (3, 256), (4, 64), (5, 256), (6, 128), (7, 256), (8, 32)])
+def test_padding_is_the_least_that_fills_tiles(bits, step):
+    assert layouts.padded_shape("nvidia", 65, step + 1, bits) == (128, 2 * step)
+    assert layouts.padded_shape("nvidia", 64, step, bits) == (64, step)
+    assert layouts.padded_shape("cpu", 17, 33, bits) == (32, 64)
+    assert layouts.padded_shape("cpu", 16, 32, bits) == (16, 32)
+
+
+@pytest.mark.parametrize("layout", layouts.LAYOUTS)
+def test_formula_takes_integers_arrays_and_tensors(layout):
+    shape = (40, 300)
+    n, k = grid(layout, shape, 7)
+    arrays = layouts.spots(layout, n, k, 7, shape)
+    tensors = layouts.spots(layout, torch.from_numpy(n), torch.from_numpy(k), 7, shape)
+    numbers = layouts.spots(layout, 21, 77, 7, shape)
+    for a, t, i in zip(arrays, tensors, numbers):
+        np.testing.assert_array_equal(a.byte, t.byte.numpy())
+        np.testing.assert_array_equal(np.broadcast_to(a.bit, a.byte.shape), t.bit.expand(t.byte.shape).numpy())
+        assert (a.byte[21, 77], np.broadcast_to(a.bit, a.byte.shape)[21, 77]) == (i.byte, i.bit)
+
+
+def test_unknown_layout_is_named():
+    with pytest.raises(LowbitError, match="'nvdia'.*nvidia"):
+        layouts.spots("nvdia", 0, 0, 4, (16, 32))

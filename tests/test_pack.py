@@ -1,0 +1,191 @@
+"""Risk: a weight comes back changed from its packed form, or lies elsewhere than the index formula says."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowbit.errors import DeviceError, DtypeError, SchemeError, ShapeError
+from lowbit.pack import PackedWeight, pack_weight
+from lowbit.pack import layout as layouts
+from lowbit.tensor import QuantTensor
+
+WIDTHS = range(1, 9)
+SHAPES = [(n, k) for n in (1, 17) for k in (1, 16, 33, 8200)] + [(64, 256), (65, 257)]
+
+
+def stream_of(n, k, bits, seed=0):
+    codes = np.random.default_rng(seed).integers(0, 1 << bits, (n, k), dtype=np.uint8)
+    return codes, QuantTensor.pack_codes(torch.from_numpy(codes), bits)
+
+
+def by_formula(codes, bits, layout):
+    """Packed bytes, field by field from the index formula, into a buffer of zeros."""
+    n, k = np.indices(codes.shape)
+    shape = layouts.codes_shape(layout, *codes.shape, bits)
+    out = np.zeros(int(np.prod(shape)), dtype=np.uint8)
+    for spot in layouts.spots(layout, n, k, bits, codes.shape):
+        fields = (codes >> spot.low) & ((1 << spot.width) - 1)
+        np.bitwise_or.at(out, spot.byte, (fields << spot.bit).astype(np.uint8))
+    return torch.from_numpy(out).view(shape)
+
+
+def example(bits=4, n=40, k=200, group_size=64, zero_kind="zero", scale_type=torch.float16, perm=False, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 1 << bits, (n, k), dtype=torch.uint8, generator=generator)
+    groups = 1 if group_size == -1 else -(-k // group_size)
+    scales = torch.randn(n, groups, generator=generator).to(scale_type)
+    zeros = None if zero_kind == "none" else torch.randn(n, groups, generator=generator).to(scale_type)
+    order = torch.randperm(k, generator=generator).int() if perm else None
+    options = {"dtype": f"uint{bits}", "group_size": group_size, "zero_kind": zero_kind, "perm": order}
+    return QuantTensor.from_codes(codes, scales, zeros, **options)
+
+
+@pytest.mark.parametrize("layout", layouts.LAYOUTS)
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_torch_packer_follows_the_formula(layout, bits):
+    for n, k in SHAPES:
+        codes, stream = stream_of(n, k, bits)
+        result = layouts.pack_codes(stream, n, k, bits, layout)
+        assert torch.equal(result, by_formula(codes, bits, layout))
+        assert torch.equal(layouts.unpack_codes(result, n, k, bits, layout), stream)
+
+
+def test_torch_packer_joins_its_row_steps(monkeypatch):
+    monkeypatch.setattr(layouts, "_row_steps", lambda n, cols: [slice(i, min(i + 64, n)) for i in range(0, n, 64)])
+    for layout in layouts.LAYOUTS:
+        codes, stream = stream_of(150, 70, 3)
+        result = layouts.pack_codes(stream, 150, 70, 3, layout)
+        assert torch.equal(result, by_formula(codes, 3, layout))
+        assert torch.equal(layouts.unpack_codes(result, 150, 70, 3, layout), stream)
+
+
+@given(
+    bits=st.integers(1, 8),
+    n=st.integers(1, 70),
+    k=st.integers(1, 300),
+    group_size=st.sampled_from([16, 32, 64, 128, 256, -1]),
+    zero_kind=st.sampled_from(["none", "zero", "min"]),
+    scale_type=st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
+    perm=st.booleans(),
+    layout=st.sampled_from(layouts.LAYOUTS),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=80, deadline=None)
+def test_unpack_gives_back_the_weight(bits, n, k, group_size, zero_kind, scale_type, perm, layout, seed):
+    qt = example(bits, n, k, group_size, zero_kind, scale_type, perm, seed)
+    before = qt.clone()
+    back = pack_weight(qt, layout=layout).unpack()
+    assert back == qt and qt == before
+
+
+@pytest.mark.parametrize("layout, step", [("cpu", 16), ("nvidia", 64)])
+def test_scales_of_16_rows_lie_together(layout, step):
+    qt = example(n=70, k=200, group_size=64)
+    pw = pack_weight(qt, layout=layout)
+    rows = -(-70 // step) * step
+    for packed_groups, canonical in ((pw.scales, qt.scales), (pw.zeros, qt.zeros)):
+        assert packed_groups.shape == (rows // 16, 4, 16) and packed_groups.is_contiguous()
+        for n in range(rows):
+            for g in range(4):
+                assert packed_groups[n // 16, g, n % 16] == (canonical[n, g] if n < 70 else 0)
+
+
+def test_packed_weight_says_what_it_is():
+    qt = example(bits=3, n=40, k=200, perm=True)
+    pw = pack_weight(qt)
+    assert isinstance(pw, PackedWeight)
+    assert (pw.shape, pw.scheme, pw.layout, pw.device) == ((40, 200), qt.scheme, "cpu", torch.device("cpu"))
+    assert (str(pw.dtype), pw.group_size, pw.zero_kind) == ("uint3", 64, "zero")
+    assert torch.equal(pw.perm, qt.perm)
+    for word in ("uint3", "(40, 200)", "group_size=64", "'zero'", "float16", "perm", "'cpu'"):
+        assert word in repr(pw)
+    assert pw.to("cpu") is pw
+    for dtype in (None, torch.float32, torch.float64):
+        assert torch.equal(pw.dequantize(dtype), qt.dequantize(dtype))
+    for twin in (copy.deepcopy(pw), pickle.loads(pickle.dumps(pw))):
+        assert twin.unpack() == qt and twin.layout == pw.layout
+
+
+@pytest.mark.parametrize("layout", layouts.LAYOUTS)
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_packed_size_is_the_canonical_size(layout, bits):
+    """The memory rule, on a shape of real layers: padding and scales included, within 1.05 of the canonical bytes."""
+    qt = example(bits, n=1000, k=2048, zero_kind="none", group_size=128)
+    pw = pack_weight(qt, layout=layout)
+    assert pw.nbytes == sum(t.nbytes for t in (pw.codes, pw.scales))
+    assert pw.nbytes <= 1.05 * qt.nbytes
+    held = [v.untyped_storage().nbytes() for v in vars(pw).values() if isinstance(v, torch.Tensor)]
+    assert sum(held) <= 1.05 * qt.nbytes
+
+
+def test_unpacked_weight_has_its_own_memory():
+    qt = example(n=16, k=64, group_size=-1)
+    pw = pack_weight(qt)
+    back = pw.unpack()
+    for tensor in (back.codes, back.scales, back.zeros):
+        tensor.zero_()
+    assert pw.unpack() == qt
+
+
+def test_compile_reads_the_attributes():
+    pw = pack_weight(example(perm=True))
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def use(x):
+        if pw.perm is not None and pw.layout == "cpu" and pw.scheme.weight.bits == 4 and pw.zero_kind == "zero":
+            x = x[..., pw.perm]
+        return x * pw.scales.float().sum() + pw.shape[0] + pw.codes.numel() + pw.group_size
+
+    x = torch.randn(3, 200)
+    expected = x[..., pw.perm] * pw.scales.float().sum() + 40 + pw.codes.numel() + 64
+    torch.testing.assert_close(use(x), expected)
+
+
+@pytest.mark.parametrize("what", [torch.ones(4, 4), None, "int4"])
+def test_only_a_quant_tensor_can_be_packed(what):
+    with pytest.raises(DtypeError, match="expected a QuantTensor"):
+        pack_weight(what)
+    with pytest.raises(DtypeError, match="got PackedWeight"):
+        pack_weight(pack_weight(example()))
+
+
+@pytest.mark.parametrize("device", ["meta", "nowhere", "cuda:99", 1.5, None])
+def test_a_device_without_kernels_is_named(device):
+    with pytest.raises(DeviceError, match="expected a"):
+        pack_weight(example(), device)
+    with pytest.raises(DeviceError, match="expected a"):
+        pack_weight(example()).to(device)
+
+
+def test_codebook_and_unknown_layout_are_refused():
+    qt = example(zero_kind="none")
+    book = QuantTensor(qt.codes, qt.scales, dtype="uint4", shape=qt.shape, group_size=64, codebook=torch.arange(16.0))
+    with pytest.raises(SchemeError, match="codebook"):
+        pack_weight(book)
+    with pytest.raises(SchemeError, match="'amd'"):
+        pack_weight(qt, layout="amd")
+
+
+def test_torch_packer_checks_shapes():
+    with pytest.raises(ShapeError, match="expected a bit stream of shape"):
+        layouts.pack_codes(torch.zeros(4, 9, dtype=torch.uint8), 4, 16, 4, "cpu")
+    with pytest.raises(ShapeError, match="expected packed codes of shape"):
+        layouts.unpack_codes(torch.zeros(4, 9, dtype=torch.uint8), 4, 16, 4, "nvidia")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_packing_on_a_gpu_gives_the_bytes_of_the_host(bits):
+    qt = example(bits, n=150, k=700, perm=True)
+    host, device = pack_weight(qt, layout="nvidia"), pack_weight(qt, "cuda")
+    assert device.device.type == "cuda" and device.layout == "nvidia"
+    assert torch.equal(device.codes.cpu(), host.codes) and torch.equal(device.scales.cpu(), host.scales)
+    assert device.unpack() == qt
+    back = device.to("cpu")
+    assert back.layout == "cpu" and torch.equal(back.codes, pack_weight(qt).codes) and back.unpack() == qt
