@@ -66,7 +66,11 @@ struct Row {
     const int64_t at = octet * Bits;
     uint64_t dense = 0;
     if (!data || at >= size) return 0;
-    std::memcpy(&dense, data + at, std::min<int64_t>(8, size - at));
+    // Why two branches: a copy of constant size is one instruction, another is a call.
+    if (size - at >= 8)
+      std::memcpy(&dense, data + at, 8);
+    else
+      std::memcpy(&dense, data + at, size - at);
     const uint64_t bytes = to_bytes<Bits>(dense & low_bits(8 * Bits));
     return k - 8 * octet >= 8 ? bytes : bytes & low_bits(static_cast<int>(8 * (k - 8 * octet)));
   }
@@ -76,7 +80,10 @@ struct Row {
     if (!data || at >= size) return;
     if (k - 8 * octet < 8) bytes &= low_bits(static_cast<int>(8 * (k - 8 * octet)));
     const uint64_t dense = to_dense<Bits>(bytes);
-    std::memcpy(data + at, &dense, std::min<int64_t>(Bits, size - at));
+    if (size - at >= Bits)
+      std::memcpy(data + at, &dense, Bits);
+    else
+      std::memcpy(data + at, &dense, size - at);
   }
 };
 
