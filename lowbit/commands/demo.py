@@ -96,9 +96,11 @@ def measure(args: argparse.Namespace) -> dict:
 def _measure(args, types: list[str], folder: Path, kind: str, text: str) -> dict:
     import torch
 
-    from .. import __version__, extension, quantize_model
+    from .. import __version__, extension, quantize, quantize_model
     from .measure import ROUNDS, CausalMeter, EncoderMeter, load, size_as_saved
 
+    for name in types:  # the quantizer itself judges the settings, on a weight that takes no time
+        quantize(torch.zeros(1, 16), name, group_size=args.group_size, method=args.method)
     isa = extension.isa()
     model, tokenizer = load(folder, kind)
     meter = (CausalMeter if kind == "causal" else EncoderMeter)(model, tokenizer, text)
@@ -110,7 +112,7 @@ def _measure(args, types: list[str], folder: Path, kind: str, text: str) -> dict
         for name in types:
             progress.start(name)
             quantized = copy.deepcopy(model)
-            quantize_model(quantized, name, group_size=args.group_size, method=args.method, skip=list(meter.skip))
+            quantize_model(quantized, name, group_size=args.group_size, method=args.method, skip=meter.skip)
             row = {"type": name, **size_as_saved(quantized, item), **meter.quality(quantized, model, progress)}
             pairs = []
             for _ in range(ROUNDS):

@@ -72,10 +72,10 @@ class CausalMeter:
         "KL: mean over the text, in bits a token, from the float model's prediction of the next token.",
         f"tokens/s: greedy, one sequence, with a KV cache; median of {ROUNDS} runs, in turns with the float model.",
     )
-    skip = ("lm_head",)
 
     def __init__(self, model, tokenizer, text: str):
-        config = model.config.get_text_config()
+        config, head = model.config.get_text_config(), model.get_output_embeddings()
+        self.skip = [name for name, module in model.named_modules() if module is head]
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         first, self.bytes = config.bos_token_id, len(text.encode())
         if not isinstance(first, int):  # without a start token nothing predicts the first one: it is not scored
@@ -137,9 +137,9 @@ class EncoderMeter:
         "same neighbour: sentences whose nearest other sentence stays the same.",
         f"sentences/s: 32 at a time; median of {ROUNDS} runs, in turns with the float model.",
     )
-    skip = ("pooler",)  # the mean does not read it
 
     def __init__(self, model, tokenizer, text: str):
+        self.skip = [name for name, _ in model.named_children() if name == "pooler"]  # the mean does not read it
         found = sentences(text, 256)
         limit = min(128, getattr(model.config, "max_position_embeddings", None) or 128)
         options = {"return_tensors": "pt", "padding": True, "truncation": True, "max_length": limit}
