@@ -223,9 +223,9 @@ def _grouped(w: torch.Tensor, group_size: int) -> list[torch.Tensor]:
     k = w.shape[1]
     size = k if group_size == -1 else min(group_size, k)
     whole = k // size * size
-    parts = [w[:, :whole].reshape(len(w), -1, size)]
+    parts = [w[:, :whole].contiguous().view(len(w), -1, size)]
     if whole < k:
-        parts.append(w[:, whole:].unsqueeze(1))
+        parts.append(w[:, whole:].contiguous().unsqueeze(1))
     return parts
 
 
