@@ -126,12 +126,13 @@ def test_mse_is_never_worse_than_rtn_in_any_group(wtype, heavy, rng):
         rtn, mse = (quantize(w, wtype, group_size=64, method=m, zero_kind=zero_kind) for m in ("rtn", "mse"))
         before, after = squared_errors(w, rtn), squared_errors(w, mse)
         assert (after <= before * (1 + 1e-6)).all()
-        if wtype.bits in (2, 3):
+        if wtype.bits in (2, 3) and not heavy:
             assert after.sum() < 0.9 * before.sum()
 
 
-def test_mse_comes_near_the_best_clip_of_a_dense_search(rng):
-    w = torch.randn(16, 128, generator=rng)
+@pytest.mark.parametrize("power", [1, 3])
+def test_mse_comes_near_the_best_clip_of_a_dense_search(power, rng):
+    w = torch.randn(16, 128, generator=rng) ** power
     found = squared_errors(w, quantize(w, "int3", method="mse", scale_dtype=torch.float32)).flatten()
     best = torch.full((16,), torch.inf, dtype=torch.float64)
     amax = torch.maximum(w.amax(1) / 3, w.amin(1) / -4).double()

@@ -1,0 +1,291 @@
+"""Risk: a file that another version cannot read, a damaged file that is taken, a crash that leaves half a file."""
+
+import json
+import os
+import pickle
+import runpy
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lowbit import reference
+from lowbit.checkpoint import native
+from lowbit.checkpoint.safetensors_file import Reader, write
+from lowbit.dtypes import WEIGHT_TYPES
+from lowbit.errors import DtypeError, FormatError
+from lowbit.quantizers import quantize
+from lowbit.tensor import QuantTensor
+
+GOLDEN = Path(__file__).parent / "golden"
+FORMAT1 = GOLDEN / "format1"
+
+
+@pytest.mark.parametrize("name", [*(t.name for t in WEIGHT_TYPES), "extras"])
+def test_golden_files_of_format_1_keep_their_values(name):
+    weights = native.load(FORMAT1 / f"{name}.safetensors")
+    with np.load(FORMAT1 / "expected.npz", allow_pickle=False) as expected:
+        mine = [key for key in expected.files if key.startswith(f"{name}.") or (name == "extras" and "." not in key)]
+        assert set(weights) == set(mine) and mine
+        for key, qt in weights.items():
+            assert torch.equal(qt.dequantize(torch.float64), torch.from_numpy(expected[key]))
+            assert torch.equal(reference.dequantize(qt), torch.from_numpy(expected[key]))
+
+
+def test_golden_files_hold_what_their_script_makes():
+    made = runpy.run_path(str(GOLDEN / "make.py"))["files"]()
+    for name, weights in made.items():
+        assert native.load(FORMAT1 / f"{name}.safetensors") == weights
+
+
+@pytest.fixture
+def weights(rng):
+    w = torch.randn(6, 50, generator=rng)
+    perm = torch.randperm(50, generator=rng).int()
+    a = quantize(w, "uint3", group_size=16)
+    b = quantize(w.bfloat16(), "float8_e4m3", group_size=-1)
+    c = QuantTensor(
+        a.codes,
+        a.scales,
+        dtype="uint3",
+        shape=(6, 50),
+        group_size=16,
+        perm=perm,
+        codebook=torch.randn(8, generator=rng),
+    )
+    return {"a.b": a, "b": b, "c": c}
+
+
+def test_round_trip(weights, tmp_path):
+    path = tmp_path / "w.safetensors"
+    native.save(path, weights)
+    assert native.load(path) == weights
+    first = path.read_bytes()
+    native.save(str(path), weights)
+    assert path.read_bytes() == first
+    weights["b"].save(path)
+    assert QuantTensor.load(path) == weights["b"] and native.load(path).keys() == {"weight"}
+    native.save(path, weights)
+    with pytest.raises(FormatError, match="expected one weight, got 3"):
+        QuantTensor.load(path)
+    native.save(path, {})
+    assert native.load(path) == {}
+
+
+def test_the_safetensors_package_reads_our_files_and_we_read_its(weights, tmp_path):
+    theirs = pytest.importorskip("safetensors.torch")
+    safe_open = pytest.importorskip("safetensors").safe_open
+    path = tmp_path / "w.safetensors"
+    native.save(path, weights)
+    tensors = theirs.load_file(path)
+    assert torch.equal(tensors["a.b.qweight"], weights["a.b"].codes)
+    assert torch.equal(tensors["b.scales"], weights["b"].scales) and tensors["b.scales"].dtype == torch.bfloat16
+    assert set(tensors) >= {"c.perm", "c.codebook", "a.b.zeros"} and len(tensors) == 9
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    assert metadata["format"] == "pt"
+    extra = {"norm": torch.ones(3), "empty": torch.ones(0, 4), "scalar": torch.tensor(2.0)}
+    theirs.save_file({**tensors, **extra}, path, metadata)
+    assert native.load(path) == weights
+    with Reader(path) as reader:
+        for name, tensor in extra.items():
+            assert torch.equal(reader.read(name), tensor)
+    write(path, extra, {})
+    assert {k: v.tolist() for k, v in theirs.load_file(path).items()} == {k: v.tolist() for k, v in extra.items()}
+
+
+def split(data: bytes):
+    size = struct.unpack("<Q", data[:8])[0]
+    return json.loads(data[8 : 8 + size]), data[8 + size :]
+
+
+def join(header, body: bytes) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+@pytest.fixture
+def sample(tmp_path, rng):
+    """The bytes of a small good file, and a function that loads other bytes in its place."""
+    path = tmp_path / "w.safetensors"
+    quantize(torch.randn(2, 21, generator=rng), "uint3", group_size=16).save(path, "up")
+
+    def load(data: bytes):
+        path.write_bytes(data)
+        return native.load(path)
+
+    return path.read_bytes(), load
+
+
+def test_a_file_cut_anywhere_is_refused(sample):
+    data, load = sample
+    load(data)
+    for length in range(len(data)):
+        with pytest.raises(FormatError, match=r"^w\.safetensors: "):
+            load(data[:length])
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=3))
+def test_changed_bytes_load_or_are_refused_but_nothing_else_happens(sample, changes):
+    data, load = sample
+    damaged = bytearray(data)
+    for at, value in changes:
+        damaged[at % len(data)] = value
+    try:
+        for qt in load(bytes(damaged)).values():
+            assert qt.dequantize(torch.float64).isfinite().all()
+    except FormatError as error:
+        assert str(error).startswith("w.safetensors: ")
+
+
+def header_change(**changes):
+    """A sample whose header has these tensors' entries changed (None removes one)."""
+
+    def change(header, body):
+        for name, value in changes.items():
+            key = name.replace("__", ".") if name != "__metadata__" else name
+            if value is None:
+                del header[key]
+            else:
+                header[key] = {**header.get(key, {}), **value} if isinstance(value, dict) else value
+        return join(header, body)
+
+    return change
+
+
+def entry_change(change):
+    """A sample whose ``lowbit`` entry went through change."""
+
+    def apply(header, body):
+        root = json.loads(header["__metadata__"]["lowbit"])
+        root = change(root) or root
+        header["__metadata__"]["lowbit"] = root if isinstance(root, str) else json.dumps(root)
+        return join(header, body)
+
+    return apply
+
+
+def weight_change(**changes):
+    return entry_change(lambda root: root["weights"]["up"].update(changes))
+
+
+def body_change(name, offset, value: bytes):
+    """A sample with some bytes of one tensor replaced."""
+
+    def apply(header, body):
+        at = header[name]["data_offsets"][0] + offset
+        return join(header, body[:at] + value + body[at + len(value) :])
+
+    return apply
+
+
+NAN16 = np.float16("nan").tobytes()
+HOSTILE = {
+    "empty": (lambda h, b: b"", "not a safetensors file or cut off"),
+    "pickle": (lambda h, b: pickle.dumps({"a": 1}), "looks like a pickle"),
+    "zip": (lambda h, b: b"PK\x03\x04" + bytes(100), "looks like a pickle"),
+    "huge header": (lambda h, b: struct.pack("<Q", 1 << 60) + b"{}", "not a safetensors file"),
+    "header of no object": (lambda h, b: join(b"[1]", b""), "must be a JSON object"),
+    "header of no JSON": (lambda h, b: join(b"{'a'}", b""), "not valid JSON"),
+    "header not UTF-8": (lambda h, b: join(b'{"\xff": 1}', b""), "not valid JSON"),
+    "half a surrogate": (lambda h, b: join(b'{"\\ud800": 1}', b""), "not valid JSON"),
+    "deep header": (lambda h, b: join(b'{"a":' + b"[" * 100_000, b""), "not valid JSON"),
+    "huge number": (lambda h, b: join(b'{"a":' + b"9" * 10_000 + b"}", b""), "not valid JSON"),
+    "NaN in the header": (lambda h, b: join(b'{"a": NaN}', b""), "NaN is no JSON"),
+    "key twice": (lambda h, b: join(json.dumps(h).encode()[:-1] + b',"up.scales":1}', b), "stands there twice"),
+    "rest": (lambda h, b: join(h, b + b"\0"), "bytes that belong to no tensor"),
+    "overlap": (header_change(up__zeros={"data_offsets": [4, 12]}), r"up\.zeros overlaps"),
+    "hole": (header_change(up__scales=None), r"up\.zeros leaves a hole"),
+    "backwards": (header_change(up__zeros={"data_offsets": [16, 8]}), r"up\.zeros: .*takes 8 bytes"),
+    "three offsets": (header_change(up__zeros={"data_offsets": [8, 16, 16]}), r"up\.zeros: .*takes 8 bytes"),
+    "float offsets": (header_change(up__zeros={"data_offsets": [8.0, 16.0]}), r"up\.zeros: its data_offsets"),
+    "true as a size": (header_change(up__zeros={"shape": [True, 4]}), r"up\.zeros: its shape must be"),
+    "negative size": (header_change(up__zeros={"shape": [-2, -2]}), r"up\.zeros: its shape must be"),
+    "overflow": (header_change(up__zeros={"shape": [1 << 62, 1 << 62, 0], "data_offsets": [8, 8]}), "larger than any"),
+    "size for size": (header_change(up__zeros={"shape": [4, 1]}), r"up: zeros must have shape \(2, 2\), got \(4, 1\)"),
+    "unknown type": (header_change(up__zeros={"dtype": "F4"}), r"up\.zeros: its dtype must be one of"),
+    "extra key": (header_change(up__zeros={"note": "x"}), r"up\.zeros: its entry must have dtype"),
+    "metadata of numbers": (header_change(__metadata__={"lowbit": 1}), "must map text to text"),
+    "no metadata": (header_change(__metadata__=None), "no 'lowbit' entry"),
+    "codes as int8": (header_change(up__qweight={"dtype": "I8"}), r"up: codes must be uint8, got int8"),
+    "zeros of another type": (header_change(up__zeros={"dtype": "BF16"}), r"up: zeros must be float16, got bfloat16"),
+    "newer format": (entry_change(lambda r: r.update(format=2)), "format 2 needs a newer lowbit"),
+    "format by name": (entry_change(lambda r: r.update(format="1")), "must state its format"),
+    "format zero": (entry_change(lambda r: r.update(format=0)), "must state its format"),
+    "format true": (entry_change(lambda r: r.update(format=True)), "must state its format"),
+    "no format": (entry_change(lambda r: r.pop("format") and None), "must state its format"),
+    "unknown field": (entry_change(lambda r: r.update(x=1)), "must have 'format' and 'weights'"),
+    "entry no JSON": (entry_change(lambda r: "{"), "the 'lowbit' entry is not valid JSON"),
+    "entry a list": (entry_change(lambda r: [r]), "must state its format"),
+    "weight missing": (entry_change(lambda r: r["weights"].update(down=r["weights"]["up"])), "down: its entry lists"),
+    "unknown weight type": (weight_change(dtype="int9"), "up: no weight type is called 'int9'"),
+    "other width": (weight_change(dtype="uint4"), r"up: codes must have shape \(2, 11\), got \(2, 8\)"),
+    "other shape": (weight_change(shape=[2, 22]), r"up: codes must have shape \(2, 9\)"),
+    "huge shape": (weight_change(shape=[2, 1 << 70]), "up: codes must have shape"),
+    "shape of text": (weight_change(shape="2x21"), "up: shape and tensors must be lists"),
+    "negative shape": (weight_change(shape=[2, -21]), "up: shape must be"),
+    "group size": (weight_change(group_size=17), "up: group_size must be one of"),
+    "zero kind": (weight_change(zero_kind="none"), "up: zero_kind 'none' of uint3 goes with no zeros"),
+    "zero kind null": (weight_change(zero_kind=None), "zero_kind a string"),
+    "tensor unlisted": (weight_change(tensors=["qweight", "scales"]), "up: its entry lists"),
+    "extra field": (weight_change(bits=3), "up: its entry must have"),
+    "NaN scale": (body_change("up.scales", 2, NAN16), r"up\.scales: .*1 of 4 are NaN or infinite"),
+    "infinite zero": (body_change("up.zeros", 0, np.float16("inf").tobytes()), r"up\.zeros: .*NaN or infinite"),
+    "pad bits": (body_change("up.qweight", 7, b"\xff"), r"up\.qweight: bits behind"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change, words", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_files_are_refused_by_name(sample, change, words):
+    data, load = sample
+    with pytest.raises(FormatError, match=rf"^w\.safetensors: .*{words}|^w\.safetensors: {words}"):
+        load(change(*split(data)))
+
+
+def test_codes_without_a_value_and_wrong_perms_are_refused(weights, tmp_path):
+    path = tmp_path / "w.safetensors"
+    native.save(path, weights)
+    header, body = split(path.read_bytes())
+    for change, words in {
+        body_change("b.qweight", 3, b"\x7f"): r"b\.qweight: .*NaN or infinity in float8_e4m3",
+        body_change("c.perm", 4, struct.pack("<i", 50)): r"c\.perm: expected a permutation of 0\.\.49",
+        body_change("c.codebook", 4, struct.pack("<f", float("nan"))): r"c\.codebook: .*1 of 8",
+    }.items():
+        path.write_bytes(change(header, body))
+        with pytest.raises(FormatError, match=words):
+            native.load(path)
+
+
+def test_what_could_not_be_read_back_is_not_written(weights, tmp_path):
+    path = tmp_path / "w.safetensors"
+    weights["b"].scales[0, 0] = float("nan")
+    with pytest.raises(FormatError, match=r"b\.scales"):
+        native.save(path, weights)
+    with pytest.raises(DtypeError, match="got Tensor under 'x'"):
+        native.save(path, {"x": torch.ones(3)})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(weights, tmp_path, monkeypatch, step):
+    path = tmp_path / "w.safetensors"
+    native.save(path, weights["a.b"])
+    before = path.read_bytes()
+
+    def full_disk(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, step, full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        native.save(path, weights)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_file_keeps_its_own_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        native.load(tmp_path / "none.safetensors")
