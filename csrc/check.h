@@ -71,16 +71,22 @@ inline ScaleType scale_type(const Tensor& t, const char* name) {
   }
 }
 
-// Rows of t [rows, columns] lie this many elements apart; the columns of one row are adjacent.
-inline int64_t check_rows(const Tensor& t, const char* name, int64_t rows, int64_t columns) {
-  STD_TORCH_CHECK(t.dim() == 2 && t.size(0) == rows && t.size(1) == columns, name, " must have shape [", rows, ", ",
-                  columns, "], got ", shape_text(t));
-  STD_TORCH_CHECK(columns <= 1 || t.stride(1) == 1, name, " must have stride 1 in its last dimension, got ",
-                  t.stride(1));
+// A matrix in memory: rows of adjacent columns, `stride` elements apart.
+struct Rows {
+  int64_t count, stride;
+};
+
+// t [..., columns] as rows: dense, or two-dimensional with adjacent columns.
+inline Rows check_rows(const Tensor& t, const char* name, int64_t columns) {
+  const int64_t dims = t.dim();
+  STD_TORCH_CHECK(dims >= 1 && t.size(dims - 1) == columns, name, " must end in ", columns, " columns, got shape ",
+                  shape_text(t));
+  if (t.is_contiguous()) return {t.numel() / columns, columns};
+  STD_TORCH_CHECK(dims == 2 && (columns == 1 || t.stride(1) == 1), name,
+                  " must be contiguous, or have two dimensions and stride 1 in the last one, got shape ",
+                  shape_text(t));
   // Why: the stride of a dimension of size 1 says nothing; kernels want a true distance.
-  if (rows <= 1) return columns;
-  STD_TORCH_CHECK(t.stride(0) >= 0, name, " must have rows a non-negative stride apart, got ", t.stride(0));
-  return t.stride(0);
+  return {t.size(0), t.size(0) == 1 ? columns : t.stride(0)};
 }
 
 inline const void* data_or_null(const std::optional<Tensor>& t) { return t ? t->const_data_ptr() : nullptr; }

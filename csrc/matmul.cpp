@@ -56,15 +56,16 @@ void matmul_out(const Tensor& x, const Tensor& codes, const Tensor& scales, cons
   args.w = check_weight(codes, scales, zeros, n, k, weight, group_size, zero_kind);
 
   check_cpu(x, "x");
-  STD_TORCH_CHECK(x.dim() == 2, "x must have two dimensions, got shape ", shape_text(x));
-  const int64_t m = x.size(0);
   const FloatType type = float_type(x, "x");
-  args.x = {nullptr, m, check_rows(x, "x", m, k), type};
+  const Rows from = check_rows(x, "x", k);
+  args.x = {nullptr, from.count, from.stride, type};
 
   check_cpu(out, "out");
+  const Rows to = check_rows(out, "out", n);
   STD_TORCH_CHECK(float_type(out, "out") == type, "out must have the type of x");
-  args.y = {nullptr, check_rows(out, "out", m, n), nullptr, FloatType::kFloat32};
-  STD_TORCH_CHECK(m <= 1 || args.y.row_stride >= n, "out must not overlap itself, got row stride ", args.y.row_stride);
+  STD_TORCH_CHECK(to.count == from.count, "out must have the rows of x, ", from.count, ", got ", to.count);
+  STD_TORCH_CHECK(to.count <= 1 || to.stride >= n, "out must not overlap itself, got row stride ", to.stride);
+  args.y = {nullptr, to.stride, nullptr, FloatType::kFloat32};
   if (bias) {
     check_cpu(*bias, "bias");
     check_dense(*bias, "bias", {n});
@@ -77,7 +78,7 @@ void matmul_out(const Tensor& x, const Tensor& codes, const Tensor& scales, cons
   const KernelRow* row = find(current_isa(), static_cast<int>(weight), static_cast<int>(act));
   STD_TORCH_CHECK(row != nullptr, "this build has no kernel for weight type ", weight, " with activation type ", act,
                   " on ", isa(current_isa()).name, " or a lower instruction set");
-  if (m == 0) return;
+  if (from.count == 0) return;
   args.x.data = x.const_data_ptr();
   args.y.data = out.mutable_data_ptr();
   args.run = {parallel_for, threads()};

@@ -30,16 +30,17 @@ def float_rows(codes, scales, zeros, n, k, weight, group_size, zero_kind, dtype=
 
 
 def _matmul_grad(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act):
-    out = torch.empty(x.shape[0], n, dtype=x.dtype, device=x.device)
+    out = x.new_empty((*x.shape[:-1], n))
     torch.ops.lowbit.matmul_out(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act, out)
     return out
 
 
 def _matmul_grad_x(dy, codes, scales, zeros, n, k, weight, group_size, zero_kind):
-    dx = torch.zeros(dy.shape[0], k, dtype=torch.float32, device=dy.device)
+    dy_rows = dy.reshape(-1, n)
+    dx = torch.zeros(dy_rows.shape[0], k, dtype=torch.float32, device=dy.device)
     for first, rows in float_rows(codes, scales, zeros, n, k, weight, group_size, zero_kind):
-        dx.addmm_(dy[:, first : first + rows.shape[0]].float(), rows)
-    return dx.to(dy.dtype)
+        dx.addmm_(dy_rows[:, first : first + rows.shape[0]].float(), rows)
+    return dx.to(dy.dtype).view(*dy.shape[:-1], k)
 
 
 _LIBRARY.impl("matmul_grad", _matmul_grad, "CPU")
@@ -59,7 +60,7 @@ def _product_backward(ctx, dy):
     if ctx.needs_input_grad[0]:
         dx = torch.ops.lowbit.matmul_grad_x(dy, codes, scales, zeros, *ctx.scheme)
     if ctx.bias_dtype is not None and ctx.needs_input_grad[4]:
-        dbias = dy.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
+        dbias = dy.sum(tuple(range(dy.dim() - 1)), dtype=torch.float32).to(ctx.bias_dtype)
     return dx, None, None, None, dbias, None, None, None, None, None, None
 
 

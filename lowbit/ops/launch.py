@@ -59,8 +59,9 @@ def product(x, codes, scales, zeros, perm, bias, numbers, act=None, out=None) ->
         raise DtypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
     n, k = numbers[:2]
     device = codes.device
-    if out is None and torch.is_autocast_enabled(device.type) and x.is_floating_point() and x.dtype != torch.float64:
-        x = x.to(torch.get_autocast_dtype(device.type))
+    # Why "cpu": only the CPU has kernels for these tensors.
+    if out is None and torch.is_autocast_enabled("cpu") and x.is_floating_point() and x.dtype != torch.float64:
+        x = x.to(torch.get_autocast_dtype("cpu"))
     check_x(x, k, device)
     if bias is not None:
         check_bias(bias, n, device)
@@ -69,27 +70,26 @@ def product(x, codes, scales, zeros, perm, bias, numbers, act=None, out=None) ->
     act_number = FLOAT_IDS[x.dtype] if act is None else QUANTIZED_IDS[act]
     if perm is not None:
         x = x.index_select(-1, perm)
-    rows = x if x.dim() == 2 else x.reshape(-1, k)
-    if rows.stride(1) != 1:
-        rows = rows.contiguous()
+    # Dense, or two-dimensional with adjacent columns, is what the op reads.
+    if not x.is_contiguous() and (x.dim() != 2 or x.stride(1) != 1):
+        x = x.contiguous()
 
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         if out is not None:
             raise SchemeError("out= goes without gradients, but x or bias requires one; detach it or leave out= away")
-        y = _matmul_grad(rows, codes, scales, zeros, bias, *numbers, act_number)
-    elif out is None:
-        y = torch.empty((rows.shape[0], n), dtype=x.dtype, device=device)
-        _matmul_out(rows, codes, scales, zeros, bias, *numbers, act_number, y)
-    else:
-        _check_out(out, x, rows, n)
-        y = _rows_in_place(out, n)
-        target = torch.empty((rows.shape[0], n), dtype=x.dtype, device=device) if y is None else y
-        _matmul_out(rows, codes, scales, zeros, bias, *numbers, act_number, target)
-        return out if y is not None else out.copy_(target.view(out.shape))
-    return y if x.dim() == 2 else y.view(*x.shape[:-1], n)
+        return _matmul_grad(x, codes, scales, zeros, bias, *numbers, act_number)
+    if out is None:
+        y = x.new_empty((*x.shape[:-1], n))
+        _matmul_out(x, codes, scales, zeros, bias, *numbers, act_number, y)
+        return y
+    _check_out(out, x, n)
+    in_place = out.is_contiguous() or (out.dim() == 2 and out.stride(1) == 1 and out.stride(0) >= n)
+    y = out if in_place else x.new_empty(out.shape)
+    _matmul_out(x, codes, scales, zeros, bias, *numbers, act_number, y)
+    return out if in_place else out.copy_(y)
 
 
-def _check_out(out, x, rows, n: int) -> None:
+def _check_out(out, x, n: int) -> None:
     if not isinstance(out, torch.Tensor) or out.dtype != x.dtype:
         got = type_name(out.dtype) if isinstance(out, torch.Tensor) else type(out).__name__
         raise DtypeError(f"out must be a tensor of x's type, {type_name(x.dtype)}, got {got}")
@@ -101,7 +101,7 @@ def _check_out(out, x, rows, n: int) -> None:
     if any(stride == 0 and size > 1 for stride, size in zip(out.stride(), out.shape, strict=True)):
         raise ShapeError(f"out must not overlap itself, got strides {out.stride()}; give a tensor that is not expanded")
     # Why: tensors that are traced have no addresses.
-    if not torch.compiler.is_compiling() and out.device.type == "cpu" and _overlap(out, rows):
+    if not torch.compiler.is_compiling() and out.device.type == "cpu" and _overlap(out, x):
         raise ShapeError("out must not share memory with x, got tensors that overlap; give another tensor")
 
 
@@ -120,13 +120,6 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
         apart = (first_b - first_a) // size % a.stride(0)
         return not (apart >= a.shape[1] and apart + b.shape[1] <= a.stride(0))
     return True
-
-
-def _rows_in_place(out: torch.Tensor, n: int) -> torch.Tensor | None:
-    """``out`` as ``[M, N]`` that a kernel can write, or None when that needs a copy."""
-    if out.dim() == 2 and out.stride(1) == 1 and out.stride(0) >= n:
-        return out
-    return out.view(-1, n) if out.is_contiguous() else None
 
 
 def _not_packed(pw) -> DtypeError:

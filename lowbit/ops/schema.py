@@ -13,14 +13,16 @@ from ..errors import DeviceError, DtypeError, SchemeError, ShapeError
 from ..scheme import SCALE_TYPES, WHOLE_ROW, ZERO_KINDS
 
 _LIBRARY = torch.library.Library("lowbit", "DEF")
-_TAGS = (torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag)
+# Why exact strides: a compiled graph may pad what it hands on, and the kernels read dense rows.
+_TAGS = (torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag)
 _WEIGHT = "Tensor codes, Tensor scales, Tensor? zeros"
 _SCHEME = "int n, int k, int weight, int group_size, int zero_kind"
 
 _SCHEMAS = (
-    # x [M, K], out [M, N]; the weight's tensors in the CPU layout; ids are indices into the lists of dtypes and scheme.
+    # x [..., K], out [..., N], dense or two-dimensional with adjacent columns; the weight's tensors in the CPU layout;
+    # ids are indices into the lists of dtypes.py and scheme.py.
     f"matmul_out(Tensor x, {_WEIGHT}, Tensor? bias, {_SCHEME}, int act, Tensor(a!) out) -> ()",
-    # The same product with a gradient to x and bias, and the gradient to x: dy [M, N] -> [M, K].
+    # The same product with a gradient to x and bias, and the gradient to x: dy [..., N] -> [..., K].
     f"matmul_grad(Tensor x, {_WEIGHT}, Tensor? bias, {_SCHEME}, int act) -> Tensor",
     f"matmul_grad_x(Tensor dy, {_WEIGHT}, {_SCHEME}) -> Tensor",
     # Between the canonical bit stream and a layout, both in memory; layout is an index into pack.layout.LAYOUTS.
@@ -99,8 +101,6 @@ def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> Non
 def _check_product(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act) -> None:
     _check_weight(codes, scales, zeros, n, k, weight, group_size, zero_kind)
     check_x(x, k, codes.device)
-    if x.dim() != 2:
-        raise ShapeError(f"x must have two dimensions, got shape {tuple(x.shape)}")
     if bias is not None:
         check_bias(bias, n, codes.device)
     if act != FLOAT_IDS[x.dtype] and act not in QUANTIZED_IDS.values():
@@ -112,19 +112,19 @@ def _(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act, o
     _check_product(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act)
     if out.dtype != x.dtype:
         raise DtypeError(f"out must have the type of x, {type_name(x.dtype)}, got {type_name(out.dtype)}")
-    _check_shape("out", out, (x.shape[0], n))
+    _check_shape("out", out, (*x.shape[:-1], n))
 
 
 @torch.library.register_fake("lowbit::matmul_grad", lib=_LIBRARY)
 def _(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act):
     _check_product(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act)
-    return x.new_empty(x.shape[0], n)
+    return x.new_empty(*x.shape[:-1], n)
 
 
 @torch.library.register_fake("lowbit::matmul_grad_x", lib=_LIBRARY)
 def _(dy, codes, scales, zeros, n, k, weight, group_size, zero_kind):
     _check_weight(codes, scales, zeros, n, k, weight, group_size, zero_kind)
-    return dy.new_empty(dy.shape[0], k)
+    return dy.new_empty(*dy.shape[:-1], k)
 
 
 @torch.library.register_fake("lowbit::pack_codes", lib=_LIBRARY)
