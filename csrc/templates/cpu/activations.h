@@ -8,7 +8,6 @@
 //
 // A token that holds a NaN or an infinity gives NaN: its scale is NaN and its digits are 0.
 #pragma once
-#include "unrolled.h"
 
 namespace lowbit::cpu::LOWBIT_ISA_NS {
 
@@ -24,7 +23,6 @@ struct Planes {
 struct FloatRows {
   int64_t tokens, k_padded, block, blocks;
   float* values;  // [token][k_padded]
-  float* sum;     // [token][blocks]
 };
 
 namespace {
@@ -38,10 +36,6 @@ inline size_t planes_bytes(int64_t tokens, int64_t k_padded, int64_t blocks, int
   return static_cast<size_t>(planes) * tokens * k_padded + 8 * static_cast<size_t>(tokens) * blocks +
          4 * static_cast<size_t>(planes) * tokens * blocks + 64;
 }
-inline size_t float_rows_bytes(int64_t tokens, int64_t k_padded, int64_t blocks) {
-  return 4 * static_cast<size_t>(tokens) * (k_padded + blocks) + 64;
-}
-
 inline const char* row_of(const Input& x, int64_t token) {
   const int64_t size = x.type == FloatType::kFloat32 ? 4 : 2;
   return static_cast<const char*>(x.data) + token * x.row_stride * size;
@@ -151,16 +145,10 @@ void copy_token(const Input& x, int64_t token, int64_t k, const FloatRows& out) 
   float* values = out.values + token * out.k_padded;
   float scale = 1;
   if constexpr (A == ActType::kInt8) scale = int8_scale(row, x.type, k, out.k_padded);
-  for (int64_t b = 0; b < out.blocks; ++b) {
-    const int64_t end = std::min((b + 1) * out.block, out.k_padded);
-    F sum = Simd::zero();
-    for (int64_t i = b * out.block; i < end; i += kStep) {
-      F v = load_row(row, x.type, i, k);
-      if constexpr (A == ActType::kInt8) v = Simd::mul(int8_value(v, scale), Simd::set1(scale));
-      Simd::store(values + i, v);
-      sum = Simd::add(sum, v);
-    }
-    out.sum[token * out.blocks + b] = Simd::reduce_add(sum);
+  for (int64_t i = 0; i < out.k_padded; i += kStep) {
+    F v = load_row(row, x.type, i, k);
+    if constexpr (A == ActType::kInt8) v = Simd::mul(int8_value(v, scale), Simd::set1(scale));
+    Simd::store(values + i, v);
   }
 }
 

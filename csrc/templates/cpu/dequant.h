@@ -9,7 +9,6 @@
 //
 //   plane of p bits, vector v:   byte 4r + j  =  | quad (8/p)v | quad (8/p)v + 1 | ...      (low bits first)
 #pragma once
-#include "unrolled.h"
 
 namespace lowbit::cpu::LOWBIT_ISA_NS {
 namespace {
@@ -135,9 +134,9 @@ LOWBIT_INLINE void unpack(Floats<Bits, Table>, const uint8_t* chunk, Simd::B out
 template <int Bits, class Table>
 LOWBIT_INLINE void unpack(Bytes<Bits, Table>, const uint8_t* chunk, Simd::B out[kQuads]) {
   unpack(Codes<Bits, 1>{}, chunk, out);
-  if constexpr (Simd::kByteDot) {
-    unrolled<0, kQuads>([&](auto q) LOWBIT_FORCE_INLINE { out[q] = Simd::lookup<ByteTable<Bits, Table>>(out[q]); });
-  }
+#if defined(LOWBIT_ISA_BYTE_DOT)
+  unrolled<0, kQuads>([&](auto q) LOWBIT_FORCE_INLINE { out[q] = Simd::lookup<ByteTable<Bits, Table>>(out[q]); });
+#endif
 }
 
 // --- a quad of what unpack() returned, as floats: byte (for Codes and Bytes) or value (for Floats) ----------------

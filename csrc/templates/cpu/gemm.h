@@ -244,72 +244,98 @@ LOWBIT_INLINE GroupVectors row_vector_group(const Weight& w, int64_t row_vector,
   return load_group(w, row_vector / kParts, w.group_size > 0 ? block : 0, row_vector % kParts * Simd::kLanes);
 }
 
-// M = 1: dequantize in registers; scale once a block.
+// W = scale * byte + add for one group of a row vector: the byte form, the group's scale and its zero in one step.
+// Why per weight and not per block: with x of one sign, sums of bytes cancel against sums of zeros and lose digits.
+struct Affine {
+  Simd::F scale, add;
+};
+LOWBIT_INLINE Affine row_vector_affine(const Weight& w, int64_t row_vector, int64_t block, ByteForm form) {
+  const GroupVectors g = row_vector_group(w, row_vector, block);
+  const Simd::F scale = Simd::mul(g.scale, Simd::set1(power_of_two(-form.shift)));
+  return {scale, Simd::sub(g.zero, Simd::mul(scale, Simd::set1(static_cast<float>(form.offset))))};
+}
+
+// acc[j] += quads [From, To) of a chunk times x, dequantized in registers; a sum for each j hides the latency.
+template <class D, int From, int To>
+LOWBIT_INLINE void fma_quads(const uint8_t* chunk, const float* values, const Affine& w, Simd::F acc[kQuad]) {
+  Simd::B quads[kQuads];
+  unpack(D{}, chunk, quads);
+  unrolled<From, To>([&](auto q) LOWBIT_FORCE_INLINE {
+    Simd::F v[kQuad];
+    to_floats(D{}, quads[q], v);
+    unrolled<0, kQuad>([&](auto j) LOWBIT_FORCE_INLINE {
+      const Simd::F value = Simd::fma(v[j], w.scale, w.add);
+      acc[j] = Simd::fma(value, Simd::set1(values[q * kQuad + j]), acc[j]);
+    });
+  });
+}
+
+// M = 1: kDirectFloats row vectors at a time.
 template <class D>
 void direct_floats(const MatmulArgs& a, const FloatRows& x, ByteForm form, int64_t row_vector) {
   using F = Simd::F;
   constexpr int kR = Simd::kDirectFloats;
-  const F unit = Simd::set1(power_of_two(-form.shift));
-  const F offset = Simd::set1(static_cast<float>(form.offset));
-  const int64_t chunk_stride = chunk_bytes(D::kBits);
+  const int64_t stride = chunk_bytes(D::kBits);
+  const int64_t chunks = x.k_padded / kChunk;
   const uint8_t* codes[kR];
-  F sum[kR];
-  F acc[kR];
+  F acc[kR][kQuad];
+  Affine w[kR];
   unrolled<0, kR>([&](auto r) LOWBIT_FORCE_INLINE {
     codes[r] = row_vector_codes(a.w, row_vector + r, D::kBits);
-    sum[r] = acc[r] = Simd::zero();
+    unrolled<0, kQuad>([&](auto j) LOWBIT_FORCE_INLINE { acc[r][j] = Simd::zero(); });
   });
-  const int64_t quads_a_block = x.block / kQuad;
-  Simd::B quads[kQuads];
-  F w[kQuad];
-  for (int64_t block = 0, q = 0; block < x.blocks; ++block) {
-    const int64_t end = std::min(q + quads_a_block, x.k_padded / kQuad);
-    while (q < end) {
-      const int from = static_cast<int>(q % kQuads);
-      const int to = static_cast<int>(std::min<int64_t>(kQuads, from + end - q));
-      const float* values = x.values + q / kQuads * kChunk;
+  for (int64_t block = 0; block < x.blocks; ++block) {
+    unrolled<0, kR>([&](auto r) LOWBIT_FORCE_INLINE { w[r] = row_vector_affine(a.w, row_vector + r, block, form); });
+    if (x.block >= kChunk) {
+      const int64_t first = block * x.block / kChunk;
+      for (int64_t c = first; c < std::min(first + x.block / kChunk, chunks); ++c)
+        unrolled<0, kR>([&](auto r) LOWBIT_FORCE_INLINE {
+          Simd::prefetch_ahead<D::kBits>(codes[r] + c * stride);
+          fma_quads<D, 0, kQuads>(codes[r] + c * stride, x.values + c * kChunk, w[r], acc[r]);
+        });
+    } else {  // blocks of 16: the first or the second half of a chunk
+      const float* values = x.values + block / 2 * kChunk;
       unrolled<0, kR>([&](auto r) LOWBIT_FORCE_INLINE {
-        unpack(D{}, codes[r] + q / kQuads * chunk_stride, quads);
-        for (int i = from; i < to; ++i) {
-          to_floats(D{}, quads[i], w);
-          unrolled<0, kQuad>([&](auto j) LOWBIT_FORCE_INLINE { acc[r] = Simd::fma(Simd::sub(w[j], offset), Simd::set1(values[i * kQuad + j]), acc[r]); });
+        const uint8_t* chunk = codes[r] + block / 2 * stride;
+        if (block % 2 == 0) {
+          fma_quads<D, 0, kQuads / 2>(chunk, values, w[r], acc[r]);
+        } else {
+          fma_quads<D, kQuads / 2, kQuads>(chunk, values, w[r], acc[r]);
         }
       });
-      q += to - from;
     }
-    unrolled<0, kR>([&](auto r) LOWBIT_FORCE_INLINE {
-      const GroupVectors g = row_vector_group(a.w, row_vector + r, block);
-      sum[r] = Simd::fma(g.scale, Simd::mul(acc[r], unit), sum[r]);
-      if (g.has_zero) sum[r] = Simd::fma(g.zero, Simd::set1(x.sum[block]), sum[r]);
-      acc[r] = Simd::zero();
-    });
   }
-  unrolled<0, kR>([&](auto r) LOWBIT_FORCE_INLINE { store_rows(a, 0, (row_vector + r) * Simd::kLanes, sum[r]); });
+  unrolled<0, kR>([&](auto r) LOWBIT_FORCE_INLINE {
+    const F sum = Simd::add(Simd::add(acc[r][0], acc[r][1]), Simd::add(acc[r][2], acc[r][3]));
+    store_rows(a, 0, (row_vector + r) * Simd::kLanes, sum);
+  });
 }
 
-// A panel of W itself: scale * (byte - offset) / 2^shift + zero, the products of powers of two being exact.
+// A panel of W itself.
 template <class D>
 void unpack_floats(const Weight& w, const FloatsPanel& panel, int64_t block_size, ByteForm form, int64_t row_vector,
                    float* values) {
-  using F = Simd::F;
-  const F unit = Simd::set1(power_of_two(-form.shift));
-  const F offset = Simd::set1(static_cast<float>(form.offset));
+  const int64_t last_block = ceil_div(w.k, block_size) - 1;
   Simd::B quads[kQuads];
-  F v[kQuad];
   for (int64_t r = 0; r < panel.row_vectors; ++r) {
     const uint8_t* codes = row_vector_codes(w, row_vector + r, D::kBits);
     float* out = values + r * panel.k_count * Simd::kLanes;
-    for (int64_t k = panel.k_begin; k < panel.k_begin + panel.k_count; k += kQuad) {
-      // Why the bound: with groups of 16 the padding of the last chunk belongs to no group; x is 0 there.
-      const int64_t block = std::min(k / block_size, ceil_div(w.k, block_size) - 1);
-      const int q = static_cast<int>(k % kChunk / kQuad);
-      if (q == 0) unpack(D{}, codes + k / kChunk * chunk_bytes(D::kBits), quads);
-      const GroupVectors g = row_vector_group(w, row_vector + r, block);
-      to_floats(D{}, quads[q], v);
-      unrolled<0, kQuad>([&](auto j) LOWBIT_FORCE_INLINE {
-        const F value = Simd::mul(Simd::sub(v[j], offset), unit);
-        Simd::store(out, g.has_zero ? Simd::fma(g.scale, value, g.zero) : Simd::mul(g.scale, value));
-        out += Simd::kLanes;
+    Affine affine[2];
+    int64_t block[2] = {-1, -1};  // of the two halves of a chunk: only groups of 16 tell them apart
+    for (int64_t k = panel.k_begin; k < panel.k_begin + panel.k_count; k += kChunk, out += kChunk * Simd::kLanes) {
+      unpack(D{}, codes + k / kChunk * chunk_bytes(D::kBits), quads);
+      unrolled<0, 2>([&](auto half) LOWBIT_FORCE_INLINE {
+        // Why the bound: with groups of 16 the padding of the last chunk belongs to no group; x is 0 there.
+        const int64_t now = std::min((k + half * kChunk / 2) / block_size, last_block);
+        if (now != block[half]) affine[half] = row_vector_affine(w, row_vector + r, block[half] = now, form);
+        unrolled<0, kQuads / 2>([&](auto i) LOWBIT_FORCE_INLINE {
+          constexpr int q = half * kQuads / 2 + i;
+          Simd::F v[kQuad];
+          to_floats(D{}, quads[q], v);
+          unrolled<0, kQuad>([&](auto j) LOWBIT_FORCE_INLINE {
+            Simd::store(out + (q * kQuad + j) * Simd::kLanes, Simd::fma(v[j], affine[half].scale, affine[half].add));
+          });
+        });
       });
     }
   }
@@ -321,11 +347,11 @@ void run_floats(const MatmulArgs& a, ByteForm form) {
   const int64_t block = block_size(a.w.group_size);
   const int64_t blocks = ceil_div(a.w.k, block);
   const int64_t slab = slab_tokens(a, 4 * k_padded);
-  float* memory = static_cast<float*>(scratch(Scratch::kActivations, float_rows_bytes(slab, k_padded, blocks)));
+  float* memory = static_cast<float*>(scratch(Scratch::kActivations, sizeof(float) * slab * k_padded));
   const int64_t row_vectors = ceil_div(a.w.n, Simd::kLanes);
   for (int64_t token = 0; token < a.x.m; token += slab) {
     const int64_t tokens = std::min(slab, a.x.m - token);
-    const FloatRows x{tokens, k_padded, block, blocks, memory, memory + tokens * k_padded};
+    const FloatRows x{tokens, k_padded, block, blocks, memory};
     const Input input = slab_of(a.x, token, tokens);
     auto prepare = [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) copy_token<A>(input, t, a.w.k, x);

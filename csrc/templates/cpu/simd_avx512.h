@@ -3,6 +3,7 @@
 // Contract: included inside a target region, after prelude.h, with LOWBIT_ISA_NS set. A lane is one row of the weight.
 // Byte vectors hold kLanes x 4 bytes, lane-major: the four bytes of a lane are four consecutive k of its row.
 #pragma once
+#include "unrolled.h"
 #define LOWBIT_ISA_BYTE_DOT 1
 
 namespace lowbit::cpu::LOWBIT_ISA_NS {
