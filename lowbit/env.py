@@ -32,8 +32,21 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "LOWBIT_ONLY",
         "build",
-        "a pattern such as `w4*_cpu_avx2`",
-        "Build only the kernels whose name matches; products without a kernel then raise an error.",
+        "globs of kernel names, comma-separated, such as `w4*_cpu_avx2`, or `none`",
+        "Build only the kernels that match; a product without a kernel then raises an error.",
+    ),
+    Variable(
+        "LOWBIT_PORTABLE",
+        "build",
+        "`1` or `0`",
+        "1: the library must run wherever manylinux_2_28 does; 0: link for this machine; unset: the first if possible.",
+        ("1", "0"),
+    ),
+    Variable(
+        "LOWBIT_CUDA_ARCHS",
+        "build",
+        "such as `80;90a`",
+        "Compute capabilities to build CUDA kernels for; this version has none yet and says so.",
     ),
 )
 

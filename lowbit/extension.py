@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,9 @@ from pathlib import Path
 from . import env
 from .errors import EnvironmentVariableError, ExtensionError, SchemeError, nearest
 
-#: The CPU library of this installation, whether it exists or not.
+#: The CPU library of this installation and the list of its kernels, whether they exist or not.
 LIBRARY = Path(__file__).parent / "lib" / "liblowbit_cpu.so"
+MANIFEST = LIBRARY.with_name("manifest.json")
 
 _lock = threading.RLock()
 _library: ctypes.CDLL | None = None
@@ -56,6 +58,33 @@ def isa() -> str:
 def kernel_rows() -> list[str]:
     """Names of all kernels of this build, usable here or not. Raises like :func:`load`."""
     return load().lowbit_kernel_rows().decode().split()
+
+
+def manifest() -> list[dict]:
+    """The rows of the build's manifest, one a kernel: ``name``, ``family``, ``isa``, ``weight``, ``act`` and more.
+
+    Raises ExtensionError when it is missing or names other kernels than the library has.
+    """
+    try:
+        rows = json.loads(MANIFEST.read_text())["kernels"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ExtensionError(f"expected the list of kernels in {MANIFEST}, got {error!r}: install lowbit again") from error
+    built = kernel_rows()
+    if sorted(row["name"] for row in rows) != sorted(built):
+        raise ExtensionError(
+            f"{MANIFEST} lists {len(rows)} kernels and {LIBRARY.name} has {len(built)}, expected the same: build both again"
+        )
+    return rows
+
+
+def kernel_name(weight: str, act: str, isa_name: str | None = None) -> str | None:
+    """The kernel that serves a weight type and an activation type under an instruction set (by default the one in
+    use): its own, or that of the next one below that this CPU has; None when the build has none.
+    """
+    usable = isas()
+    below = usable[usable.index(isa() if isa_name is None else isa_name) :]
+    found = {row["isa"]: row["name"] for row in manifest() if (row["weight"], row["act"]) == (weight, act)}
+    return next((found[name] for name in below if name in found), None)
 
 
 @contextlib.contextmanager

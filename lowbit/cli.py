@@ -1,0 +1,40 @@
+"""The command line: ``lowbit <command>``; each command is a file of lowbit/commands."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from . import __version__
+from .errors import LowbitError
+
+#: Command -> what it does. Why here too: `lowbit --help` should not take the seconds that torch takes to load.
+COMMANDS = {
+    "info": "what was built, what this machine has, and which kernels run",
+    "selftest": "hold every kernel of this installation against the reference, in under a minute",
+    "demo": "quantize a checkpoint at several widths: size, quality and speed beside float",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 2 with one sentence on stderr for bad input."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="lowbit", description="Matrix products with weights of 1 to 8 bits.")
+    parser.add_argument("--version", action="version", version=f"lowbit {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    for name, does in COMMANDS.items():
+        subparser = commands.add_parser(name, help=does)
+        if name == chosen:
+            module = import_module(f"{__package__}.commands.{name}")
+            module.add_arguments(subparser)
+    args = parser.parse_args(argv)
+    try:
+        return module.run(args)
+    except LowbitError as error:
+        print(f"lowbit {args.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,87 @@
+"""`lowbit info`: what was built, what this machine has, and what would run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+
+import torch
+
+from .. import __version__, env, extension
+from ..dtypes import ACT_TYPES
+from ..errors import DtypeError, ExtensionError
+
+
+class Info(dict):
+    """Facts by name; prints as lines."""
+
+    def __str__(self) -> str:
+        width = max(map(len, self))
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in self.items())
+
+    __repr__ = __str__
+
+
+def info(pw=None) -> Info:
+    """Versions, the library, instruction sets (best first; the one in use), kernels, threads and variables; for a
+    packed weight also the kernel that serves each activation type. Never fails because the library does not load:
+    then ``library`` says why. Raises DtypeError when pw is no PackedWeight.
+    """
+    facts = Info(
+        lowbit=__version__,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        cpu=_cpu_name(),
+        threads=torch.get_num_threads(),
+    )
+    try:
+        rows = extension.kernel_rows()
+    except ExtensionError as error:
+        facts["library"] = str(error)
+        return facts
+    facts["library"] = str(extension.LIBRARY)
+    facts["instruction sets"] = " ".join(extension.isas())
+    facts["in use"] = extension.isa()
+    facts["kernels"] = len(rows)
+    facts["cuda"] = "no kernels in this version"
+    for variable in env.VARIABLES:
+        if variable.name in os.environ:
+            facts[variable.name] = os.environ[variable.name]
+    if pw is not None:
+        facts.update(_of_weight(pw))
+    return facts
+
+
+def _of_weight(pw) -> dict[str, str]:
+    from ..pack import PackedWeight
+
+    if not isinstance(pw, PackedWeight):
+        raise DtypeError(f"expected a PackedWeight, got {type(pw).__name__}")
+    facts = {"weight": repr(pw), "bits per weight": f"{8 * pw.nbytes / (pw.shape[0] * pw.shape[1]):.2f}"}
+    for act in ACT_TYPES:
+        wanted = f"act={act.name!r}" if act.on_the_fly else f"x {act.name}"
+        kernel = extension.kernel_name(pw.dtype.name, act.name) if pw.layout == "cpu" else None
+        facts[f"kernel for {wanted}"] = kernel or "none in this build"
+    return facts
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    except OSError:
+        name = ""
+    return f"{name or platform.machine()}, {os.cpu_count()} logical cores"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`lowbit info` has no options."""
+    parser.description = "Prints versions, the compiled library, the CPU's instruction sets and the variables that are set."
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the facts; 0, or 1 when the library does not load."""
+    facts = info()
+    print(facts)
+    return 0 if "kernels" in facts else 1

@@ -1,0 +1,134 @@
+"""`lowbit selftest`: every kernel of the installation that this CPU can run, against the reference."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import sys
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from .. import extension, reference
+from ..dtypes import act_type, weight_type
+from ..errors import SchemeError
+from ..ops.launch import matmul
+from ..pack import pack_weight
+from ..tensor import QuantTensor
+from .progress import Progress
+
+#: Largest ||y - reference|| / ||reference|| per type of x; it is rounding to that type and sums in another order.
+TOLERANCE = {"float32": 1e-5, "float16": 5e-4, "bfloat16": 3e-3}
+# Shapes that no tile divides, one token and several, a short last group; a whole row with the other zero kind.
+_N, _K = 41, 203
+_ROWS = (1, 19)
+
+
+@dataclass
+class Summary:
+    """What a selftest found: kernels that ran, kernels this CPU cannot run, and a sentence for each failure."""
+
+    passed: int = 0
+    not_usable: int = 0
+    seconds: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return not self.failures
+
+    def __str__(self) -> str:
+        lines = [f"{self.passed} kernels right, {len(self.failures)} wrong, in {self.seconds:.0f} s"]
+        if self.not_usable:
+            lines[0] += f" ({self.not_usable} kernels need another CPU)"
+        return "\n".join(lines + self.failures)
+
+
+def selftest(only: str = "*", *, progress: Progress | None = None) -> Summary:
+    """Run every kernel whose name matches ``only`` (a glob such as ``"w3*_avx2"``) on small products with ragged
+    sizes, 1 and several rows, both group kinds and a bias, and compare with lowbit.reference.
+
+    The summary is true when all agree. It changes the instruction set of the process while it runs. Raises
+    SchemeError when no kernel matches, ExtensionError when the library does not load.
+    """
+    began, summary = time.monotonic(), Summary()
+    usable = extension.isas()
+    rows = [row for row in extension.manifest() if fnmatch.fnmatchcase(row["name"], only)]
+    if not rows:
+        raise SchemeError(f"no kernel's name matches {only!r}; a name looks like w4a32_cpu_avx2")
+    runnable = [row for row in rows if row["isa"] in usable]
+    summary.not_usable = len(rows) - len(runnable)
+    # Why sorted: one weight and its references serve all kernels of a type.
+    runnable.sort(key=lambda row: (row["weight"], row["act"], row["isa"]))
+    cases: dict[tuple, list] = {}
+    with progress or Progress(len(runnable)) as bar:
+        bar.total = len(runnable)
+        bar.start("kernels against the reference")
+        for row in runnable:
+            key = (row["weight"], row["act"])
+            if key not in cases:
+                cases = {key: _cases(*key)}
+            reason = _run(row, cases[key])
+            if reason:
+                summary.failures.append(f"{row['name']}: {reason}")
+            else:
+                summary.passed += 1
+            bar.step()
+    summary.seconds = time.monotonic() - began
+    return summary
+
+
+def _cases(weight: str, act: str) -> list[tuple]:
+    """``(x, packed weight, bias, act argument, expected)`` for each way a kernel may be called."""
+    generator = torch.Generator().manual_seed(1)
+    wtype, atype = weight_type(weight), act_type(act)
+    kinds = ("zero", "min") if wtype.kind == "uint" else ("none",)
+    made = []
+    for group_size, kind, scale_type in ((32, kinds[0], torch.float16), (-1, kinds[-1], torch.bfloat16)):
+        qt = _random_weight(wtype, group_size, kind, scale_type, generator)
+        pw = pack_weight(qt)
+        for m in _ROWS:
+            x = torch.randn(m, _K, generator=generator)
+            x = x if atype.on_the_fly else x.to(getattr(torch, act))
+            bias = torch.randn(_N, generator=generator)
+            argument = atype.name if atype.on_the_fly else None
+            made.append((x, pw, bias, argument, reference.matmul(x, qt, bias, argument)))
+    return made
+
+
+def _random_weight(wtype, group_size: int, kind: str, scale_type: torch.dtype, generator) -> QuantTensor:
+    legal = torch.tensor([c for c in range(2**wtype.bits) if c not in wtype.invalid_codes], dtype=torch.uint8)
+    codes = legal[torch.randint(len(legal), (_N, _K), generator=generator)]
+    groups = 1 if group_size == -1 else -(-_K // group_size)
+    # Why: weights of at most 16 keep fp16 results finite for every type.
+    scales = ((torch.rand(_N, groups, generator=generator) + 0.5) * 8 / wtype.max_value).to(scale_type)
+    zeros = None
+    if kind != "none":
+        highest = 2**wtype.bits if kind == "zero" else 1
+        zeros = (torch.rand(_N, groups, generator=generator) * highest).to(scale_type)
+    return QuantTensor.from_codes(codes, scales, zeros, dtype=wtype, group_size=group_size, zero_kind=kind)
+
+
+def _run(row: dict, cases: list[tuple]) -> str | None:
+    """What is wrong with a kernel, or None."""
+    with extension.force_isa(row["isa"]):
+        for x, pw, bias, act, expected in cases:
+            y = matmul(x, pw, bias, act=act)
+            error = ((y.double() - expected).norm() / expected.norm()).item()
+            allowed = TOLERANCE[str(x.dtype).removeprefix("torch.")]
+            if not error <= allowed:  # NaN is wrong too
+                return f"expected an error of at most {allowed:.0e}, got {error:.1e} for x {tuple(x.shape)} and {pw}"
+    return None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `lowbit selftest`."""
+    parser.description = "Runs every kernel that this CPU can run on small products and compares with a slow reference."
+    parser.add_argument("--only", default="*", metavar="GLOB", help="kernels whose name matches, such as 'w3*_avx2'")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the summary; 0, or 1 when a kernel is wrong."""
+    summary = selftest(args.only)
+    print(summary, file=sys.stdout if summary else sys.stderr)
+    return 0 if summary else 1
