@@ -58,16 +58,19 @@ inline FloatType float_type(const Tensor& t, const char* name) {
   const int32_t dtype = raw_dtype(t);
   if (dtype == aoti_torch_dtype_float32()) return FloatType::kFloat32;
   if (dtype == aoti_torch_dtype_float16()) return FloatType::kFloat16;
-  STD_TORCH_CHECK(dtype == aoti_torch_dtype_bfloat16(), name,
-                  " must be float32, float16 or bfloat16, got type number ", dtype);
+  STD_TORCH_CHECK(dtype == aoti_torch_dtype_bfloat16(), name, " must be float32, float16 or bfloat16, got type number ",
+                  dtype);
   return FloatType::kBFloat16;
 }
 
 inline ScaleType scale_type(const Tensor& t, const char* name) {
   switch (float_type(t, name)) {
-    case FloatType::kFloat32: return ScaleType::kFloat32;
-    case FloatType::kFloat16: return ScaleType::kFloat16;
-    default: return ScaleType::kBFloat16;
+    case FloatType::kFloat32:
+      return ScaleType::kFloat32;
+    case FloatType::kFloat16:
+      return ScaleType::kFloat16;
+    default:
+      return ScaleType::kBFloat16;
   }
 }
 

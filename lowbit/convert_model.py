@@ -47,7 +47,7 @@ def quantize_model(
         raise DtypeError(f"expected an nn.Module, got {type(model).__name__}")
     if type(model) is nn.Linear:
         raise SchemeError("expected a model that holds nn.Linear modules, got one itself; use Linear.from_linear")
-    settings = dict(dtype=dtype, group_size=group_size, method=method, zero_kind=zero_kind, act=act)
+    settings = {"dtype": dtype, "group_size": group_size, "method": method, "zero_kind": zero_kind, "act": act}
     dynamic = _checked_dynamic(dynamic)
     places = _places(model)
     skipped = _Patterns([skip] if isinstance(skip, str) else list(skip), "skip", default=_SKIP)
@@ -122,7 +122,9 @@ def _checked_dynamic(dynamic) -> dict[str, dict | None]:
             raise DtypeError(f"dynamic[{pattern!r}] must be settings or None, got {type(options).__name__}")
         for option in options:
             if option not in _OPTIONS:
-                raise SchemeError(f"dynamic[{pattern!r}] has no setting {option!r}; expected {nearest(option, _OPTIONS)}")
+                raise SchemeError(
+                    f"dynamic[{pattern!r}] has no setting {option!r}; expected {nearest(option, _OPTIONS)}"
+                )
     return dict(dynamic)
 
 
@@ -143,7 +145,9 @@ class _Patterns:
         """Raises SchemeError for an entry that matched nothing: a misspelt one must not pass in silence."""
         for pattern in self.searches:
             if pattern not in self.used and pattern not in self.default:
-                raise SchemeError(f"{self.argument} entry {pattern!r} matches no nn.Linear; near: {nearest(pattern, names)}")
+                raise SchemeError(
+                    f"{self.argument} entry {pattern!r} matches no nn.Linear; near: {nearest(pattern, names)}"
+                )
 
 
 def _search(pattern: str, argument: str) -> Callable[[str], bool]:

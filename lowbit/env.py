@@ -13,7 +13,7 @@ _PREFIX = "LOWBIT_"
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable: ``expects`` is what a value may be, in words; ``values`` the legal ones where they are a fixed list."""
+    """One variable: ``expects`` says what a value may be; ``values`` are the legal ones where they are a fixed list."""
 
     name: str
     when: str

@@ -68,11 +68,13 @@ def manifest() -> list[dict]:
     try:
         rows = json.loads(MANIFEST.read_text())["kernels"]
     except (OSError, ValueError, KeyError) as error:
-        raise ExtensionError(f"expected the list of kernels in {MANIFEST}, got {error!r}: install lowbit again") from error
+        raise ExtensionError(
+            f"expected the list of kernels in {MANIFEST}, got {error!r}: install lowbit again"
+        ) from error
     built = kernel_rows()
     if sorted(row["name"] for row in rows) != sorted(built):
         raise ExtensionError(
-            f"{MANIFEST} lists {len(rows)} kernels and {LIBRARY.name} has {len(built)}, expected the same: build both again"
+            f"{MANIFEST} lists {len(rows)} kernels, {LIBRARY.name} has {len(built)}, expected the same: build again"
         )
     return rows
 

@@ -83,7 +83,7 @@ class Linear(nn.Linear):
             raise DtypeError(f"expected a QuantTensor, got {type(qt).__name__}")
         if qt.codebook is not None:
             raise SchemeError("expected a weight without a codebook, got one with: no kernel reads codebooks yet")
-        (n, k), options = qt.shape, dict(scheme=qt.scheme, act=act, perm=qt.perm is not None)
+        (n, k), options = qt.shape, {"scheme": qt.scheme, "act": act, "perm": qt.perm is not None}
         if bias is not None and tuple(bias.shape) != (n,):
             raise ShapeError(f"bias must have shape ({n},), got {tuple(bias.shape)}")
         dtype = (qt.scales if bias is None else bias).dtype if dtype is None else dtype
@@ -117,7 +117,7 @@ class Linear(nn.Linear):
         if self.layout is not None:
             return PackedWeight(*held, scheme=s, shape=shape, layout=self.layout).unpack()
         codes, scales, zeros, perm = held
-        options = dict(dtype=s.weight, group_size=s.group_size, zero_kind=s.zero_kind, perm=perm)
+        options = {"dtype": s.weight, "group_size": s.group_size, "zero_kind": s.zero_kind, "perm": perm}
         return QuantTensor(codes, scales, zeros, shape=shape, **options)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -235,7 +235,7 @@ class Linear(nn.Linear):
         for first in range(0, n, step):
             rows = slice(first, min(first + step, n))
             held = [None if t is None else t.detach()[rows] for t in (self.qweight, self.scales, self.zeros)]
-            options = dict(dtype=self.scheme.weight, group_size=self.scheme.group_size, perm=self.perm)
+            options = {"dtype": self.scheme.weight, "group_size": self.scheme.group_size, "perm": self.perm}
             shape = (rows.stop - first, k)
             qt = QuantTensor(*held, shape=shape, zero_kind=self.scheme.zero_kind, **options)
             bias = None if self.bias is None else self.bias[rows].to(x.dtype)

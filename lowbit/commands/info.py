@@ -77,7 +77,9 @@ def _cpu_name() -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`lowbit info` has no options."""
-    parser.description = "Prints versions, the compiled library, the CPU's instruction sets and the variables that are set."
+    parser.description = (
+        "Prints versions, the compiled library, the CPU's instruction sets and the variables that are set."
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ _TILE_ROWS = 16
 
 
 def float_rows(codes, scales, zeros, n, k, weight, group_size, zero_kind, dtype=torch.float32):
-    """Yields ``(first row, rows [r, K] as floats)`` of a weight in the CPU layout, a bounded number of rows at a time."""
+    """Yields ``(first row, rows [r, K] as floats)`` of a weight in the CPU layout, some rows at a time."""
     scheme = Scheme(WEIGHT_TYPES[weight], group_size, ZERO_KINDS[zero_kind], type_name(scales.dtype))
     step = max(1, _SCRATCH_BYTES // (4 * k * _TILE_ROWS))
     for block in range(0, codes.shape[0], step):
@@ -79,6 +79,4 @@ def _gradient_backward(ctx, ddx):
 
 
 torch.library.register_autograd("lowbit::matmul_grad", _product_backward, setup_context=_save_product, lib=_LIBRARY)
-torch.library.register_autograd(
-    "lowbit::matmul_grad_x", _gradient_backward, setup_context=_save_gradient, lib=_LIBRARY
-)
+torch.library.register_autograd("lowbit::matmul_grad_x", _gradient_backward, setup_context=_save_gradient, lib=_LIBRARY)
