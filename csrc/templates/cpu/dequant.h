@@ -5,7 +5,7 @@
 //   Bytes<bits, Table>   byte = Table::kBytes[code]            floats whose values fit in a byte (ByteForm)
 //   Floats<bits, Table>  value = Table::kValues[code]          the other floats
 //
-// unpack() returns eight quads; lane r, byte j of quad q belongs to row r and k = 4q + j of the chunk:
+// A chunk has eight quads; lane r, byte j of quad q belongs to row r and k = 4q + j of the chunk:
 //
 //   plane of p bits, vector v:   byte 4r + j  =  | quad (8/p)v | quad (8/p)v + 1 | ...      (low bits first)
 #pragma once
@@ -116,30 +116,25 @@ LOWBIT_INLINE Simd::B code_quad(const uint8_t* chunk) {
   }
 }
 
-template <int Bits, int Mult>
-LOWBIT_INLINE void unpack(Codes<Bits, Mult>, const uint8_t* chunk, Simd::B out[kQuads]) {
-  out[0] = code_quad<Bits, Mult, 0>(chunk);
-  out[1] = code_quad<Bits, Mult, 1>(chunk);
-  out[2] = code_quad<Bits, Mult, 2>(chunk);
-  out[3] = code_quad<Bits, Mult, 3>(chunk);
-  out[4] = code_quad<Bits, Mult, 4>(chunk);
-  out[5] = code_quad<Bits, Mult, 5>(chunk);
-  out[6] = code_quad<Bits, Mult, 6>(chunk);
-  out[7] = code_quad<Bits, Mult, 7>(chunk);
+template <int Q, int Bits, int Mult>
+LOWBIT_INLINE Simd::B unpack_quad(Codes<Bits, Mult>, const uint8_t* chunk) {
+  return code_quad<Bits, Mult, Q>(chunk);
 }
-template <int Bits, class Table>
-LOWBIT_INLINE void unpack(Floats<Bits, Table>, const uint8_t* chunk, Simd::B out[kQuads]) {
-  unpack(Codes<Bits, 1>{}, chunk, out);
+template <int Q, int Bits, class Table>
+LOWBIT_INLINE Simd::B unpack_quad(Floats<Bits, Table>, const uint8_t* chunk) {
+  return code_quad<Bits, 1, Q>(chunk);
 }
-template <int Bits, class Table>
-LOWBIT_INLINE void unpack(Bytes<Bits, Table>, const uint8_t* chunk, Simd::B out[kQuads]) {
-  unpack(Codes<Bits, 1>{}, chunk, out);
+template <int Q, int Bits, class Table>
+LOWBIT_INLINE Simd::B unpack_quad(Bytes<Bits, Table>, const uint8_t* chunk) {
+  const Simd::B codes = code_quad<Bits, 1, Q>(chunk);
 #if defined(LOWBIT_ISA_BYTE_DOT)
-  unrolled<0, kQuads>([&](auto q) LOWBIT_FORCE_INLINE { out[q] = Simd::lookup<ByteTable<Bits, Table>>(out[q]); });
+  return Simd::lookup<ByteTable<Bits, Table>>(codes);
+#else
+  return codes;
 #endif
 }
 
-// --- a quad of what unpack() returned, as floats: byte (for Codes and Bytes) or value (for Floats) ----------------
+// --- a quad that unpack_quad() returned, as floats: byte (for Codes and Bytes) or value (for Floats) ----------------
 template <int Bits, int Mult>
 LOWBIT_INLINE void to_floats(Codes<Bits, Mult>, Simd::B quad, Simd::F out[kQuad]) {
   Simd::widen(quad, out);

@@ -77,9 +77,13 @@ inline const uint8_t* row_block_codes(const Weight& w, int64_t row_block, int bi
 // prefetcher. Chunks of 32 k hold one part of a block, or two blocks of 16.
 constexpr int kDirect = 4;
 
+// acc[p] += quads [From, To) of a chunk times plane p of x.
 template <class D, int P, int From, int To>
-LOWBIT_INLINE void dot_quads(const Simd::B quads[kQuads], const int8_t* digits, int64_t plane, Simd::I acc[P]) {
-  unrolled<From, To>([&](auto q) LOWBIT_FORCE_INLINE { unrolled<0, P>([&](auto p) LOWBIT_FORCE_INLINE { acc[p] = Simd::dot(acc[p], quads[q], digits + p * plane + q * kQuad); }); });
+LOWBIT_INLINE void dot_quads(const uint8_t* chunk, const int8_t* digits, int64_t plane, Simd::I acc[P]) {
+  unrolled<From, To>([&](auto q) LOWBIT_FORCE_INLINE {
+    const Simd::B w = unpack_quad<q>(D{}, chunk);
+    unrolled<0, P>([&](auto p) LOWBIT_FORCE_INLINE { acc[p] = Simd::dot(acc[p], w, digits + p * plane + q * kQuad); });
+  });
 }
 
 template <int P>
@@ -113,7 +117,6 @@ void direct_planes(const MatmulArgs& a, const Planes& x, int64_t row_block) {
     unrolled<0, kDirect>([&](auto r) LOWBIT_FORCE_INLINE { scale_block<P>(a, x, row_block + r, block, acc[r], sum[r]); });
   };
 
-  Simd::B quads[kQuads];
   if (x.block >= kChunk) {
     const int64_t chunks = x.k_padded / kChunk;
     const int64_t chunks_a_block = x.block / kChunk;
@@ -123,8 +126,7 @@ void direct_planes(const MatmulArgs& a, const Planes& x, int64_t row_block) {
         unrolled<0, kDirect>([&](auto r) LOWBIT_FORCE_INLINE {
           const uint8_t* at = codes[r] + chunk * chunk_bytes(D::kBits);
           Simd::prefetch_ahead<D::kBits>(at);
-          unpack(D{}, at, quads);
-          dot_quads<D, P, 0, kQuads>(quads, x.digits + chunk * kChunk, x.k_padded, acc[r]);
+          dot_quads<D, P, 0, kQuads>(at, x.digits + chunk * kChunk, x.k_padded, acc[r]);
         });
       end_block(block);
     }
@@ -132,12 +134,12 @@ void direct_planes(const MatmulArgs& a, const Planes& x, int64_t row_block) {
     for (int64_t block = 0; block < x.blocks; ++block) {
       start_block(block);
       unrolled<0, kDirect>([&](auto r) LOWBIT_FORCE_INLINE {
-        unpack(D{}, codes[r] + block / 2 * chunk_bytes(D::kBits), quads);
+        const uint8_t* at = codes[r] + block / 2 * chunk_bytes(D::kBits);
         const int8_t* digits = x.digits + block / 2 * kChunk;
         if (block % 2 == 0) {
-          dot_quads<D, P, 0, kQuads / 2>(quads, digits, x.k_padded, acc[r]);
+          dot_quads<D, P, 0, kQuads / 2>(at, digits, x.k_padded, acc[r]);
         } else {
-          dot_quads<D, P, kQuads / 2, kQuads>(quads, digits, x.k_padded, acc[r]);
+          dot_quads<D, P, kQuads / 2, kQuads>(at, digits, x.k_padded, acc[r]);
         }
       });
       end_block(block);
@@ -151,10 +153,10 @@ void unpack_bytes(const Weight& w, const PlanesPanel& panel, uint8_t* bytes) {
   for (int64_t r = 0; r < panel.row_blocks; ++r) {
     const uint8_t* codes = row_block_codes(w, panel.row_block + r, D::kBits);
     uint8_t* out = bytes + r * panel.k_count * kRows;
-    Simd::B quads[kQuads];
     for (int64_t k = 0; k < panel.k_count; k += kChunk, out += kQuads * kVector) {
-      unpack(D{}, codes + (panel.k_begin + k) / kChunk * chunk_bytes(D::kBits), quads);
-      unrolled<0, kQuads>([&](auto q) LOWBIT_FORCE_INLINE { Simd::store_bytes(out + q * kVector, quads[q]); });
+      const uint8_t* chunk = codes + (panel.k_begin + k) / kChunk * chunk_bytes(D::kBits);
+      unrolled<0, kQuads>(
+          [&](auto q) LOWBIT_FORCE_INLINE { Simd::store_bytes(out + q * kVector, unpack_quad<q>(D{}, chunk)); });
     }
   }
 }
@@ -255,60 +257,62 @@ LOWBIT_INLINE Affine row_vector_affine(const Weight& w, int64_t row_vector, int6
   return {scale, Simd::sub(g.zero, Simd::mul(scale, Simd::set1(static_cast<float>(form.offset))))};
 }
 
-// acc[j] += quads [From, To) of a chunk times x, dequantized in registers; a sum for each j hides the latency.
-template <class D, int From, int To>
-LOWBIT_INLINE void fma_quads(const uint8_t* chunk, const float* values, const Affine& w, Simd::F acc[kQuad]) {
-  Simd::B quads[kQuads];
-  unpack(D{}, chunk, quads);
+// Eight sums, one for each parity of the quad and each k of a quad, hide the latency of the multiply-adds.
+// Why one row vector at a time: with more, gcc keeps the broadcasts of x in registers for all of them and spills.
+constexpr int kSums = 2 * kQuad;
+
+// Adds quads [From, To) of a chunk times x to the sums, dequantized in registers; kScaled: W itself, else bare values.
+template <class D, bool kScaled, int From, int To>
+LOWBIT_INLINE void fma_quads(const uint8_t* chunk, const float* values, const Affine& w, Simd::F sums[kSums]) {
   unrolled<From, To>([&](auto q) LOWBIT_FORCE_INLINE {
     Simd::F v[kQuad];
-    to_floats(D{}, quads[q], v);
+    to_floats(D{}, unpack_quad<q>(D{}, chunk), v);
     unrolled<0, kQuad>([&](auto j) LOWBIT_FORCE_INLINE {
-      const Simd::F value = Simd::fma(v[j], w.scale, w.add);
-      acc[j] = Simd::fma(value, Simd::set1(values[q * kQuad + j]), acc[j]);
+      constexpr int i = q % 2 * kQuad + j;
+      if constexpr (kScaled) v[j] = Simd::fma(v[j], w.scale, w.add);
+      sums[i] = Simd::fma(v[j], Simd::set1(values[q * kQuad + j]), sums[i]);
     });
   });
 }
 
-// M = 1: kDirectFloats row vectors at a time.
-template <class D>
+// M = 1: one row vector. Without zeros and offsets (kScaled false) the scale waits for the end of a block.
+template <class D, bool kScaled>
 void direct_floats(const MatmulArgs& a, const FloatRows& x, ByteForm form, int64_t row_vector) {
   using F = Simd::F;
-  constexpr int kR = Simd::kDirectFloats;
+  const uint8_t* codes = row_vector_codes(a.w, row_vector, D::kBits);
   const int64_t stride = chunk_bytes(D::kBits);
   const int64_t chunks = x.k_padded / kChunk;
-  const uint8_t* codes[kR];
-  F acc[kR][kQuad];
-  Affine w[kR];
-  unrolled<0, kR>([&](auto r) LOWBIT_FORCE_INLINE {
-    codes[r] = row_vector_codes(a.w, row_vector + r, D::kBits);
-    unrolled<0, kQuad>([&](auto j) LOWBIT_FORCE_INLINE { acc[r][j] = Simd::zero(); });
-  });
+  F total = Simd::zero();
+  F sums[kSums];
+  auto clear = [&]() LOWBIT_FORCE_INLINE {
+    unrolled<0, kSums>([&](auto i) LOWBIT_FORCE_INLINE { sums[i] = Simd::zero(); });
+  };
+  auto collect = [&](F scale) LOWBIT_FORCE_INLINE {
+    F sum = sums[0];
+    unrolled<1, kSums>([&](auto i) LOWBIT_FORCE_INLINE { sum = Simd::add(sum, sums[i]); });
+    total = Simd::fma(sum, scale, total);
+  };
+  clear();
   for (int64_t block = 0; block < x.blocks; ++block) {
-    unrolled<0, kR>([&](auto r) LOWBIT_FORCE_INLINE { w[r] = row_vector_affine(a.w, row_vector + r, block, form); });
+    const Affine w = row_vector_affine(a.w, row_vector, block, form);
+    const int64_t first = block * x.block / kChunk;
     if (x.block >= kChunk) {
-      const int64_t first = block * x.block / kChunk;
-      for (int64_t c = first; c < std::min(first + x.block / kChunk, chunks); ++c)
-        unrolled<0, kR>([&](auto r) LOWBIT_FORCE_INLINE {
-          Simd::prefetch_ahead<D::kBits>(codes[r] + c * stride);
-          fma_quads<D, 0, kQuads>(codes[r] + c * stride, x.values + c * kChunk, w[r], acc[r]);
-        });
-    } else {  // blocks of 16: the first or the second half of a chunk
-      const float* values = x.values + block / 2 * kChunk;
-      unrolled<0, kR>([&](auto r) LOWBIT_FORCE_INLINE {
-        const uint8_t* chunk = codes[r] + block / 2 * stride;
-        if (block % 2 == 0) {
-          fma_quads<D, 0, kQuads / 2>(chunk, values, w[r], acc[r]);
-        } else {
-          fma_quads<D, kQuads / 2, kQuads>(chunk, values, w[r], acc[r]);
-        }
-      });
+      for (int64_t c = first; c < std::min(first + x.block / kChunk, chunks); ++c) {
+        Simd::prefetch_ahead<D::kBits>(codes + c * stride);
+        fma_quads<D, kScaled, 0, kQuads>(codes + c * stride, x.values + c * kChunk, w, sums);
+      }
+    } else if (block % 2 == 0) {  // blocks of 16: the first or the second half of a chunk
+      fma_quads<D, kScaled, 0, kQuads / 2>(codes + first * stride, x.values + first * kChunk, w, sums);
+    } else {
+      fma_quads<D, kScaled, kQuads / 2, kQuads>(codes + first * stride, x.values + first * kChunk, w, sums);
+    }
+    if constexpr (!kScaled) {
+      collect(w.scale);
+      clear();
     }
   }
-  unrolled<0, kR>([&](auto r) LOWBIT_FORCE_INLINE {
-    const F sum = Simd::add(Simd::add(acc[r][0], acc[r][1]), Simd::add(acc[r][2], acc[r][3]));
-    store_rows(a, 0, (row_vector + r) * Simd::kLanes, sum);
-  });
+  if constexpr (kScaled) collect(Simd::set1(1.0f));
+  store_rows(a, 0, row_vector * Simd::kLanes, total);
 }
 
 // A panel of W itself.
@@ -316,14 +320,13 @@ template <class D>
 void unpack_floats(const Weight& w, const FloatsPanel& panel, int64_t block_size, ByteForm form, int64_t row_vector,
                    float* values) {
   const int64_t last_block = ceil_div(w.k, block_size) - 1;
-  Simd::B quads[kQuads];
   for (int64_t r = 0; r < panel.row_vectors; ++r) {
     const uint8_t* codes = row_vector_codes(w, row_vector + r, D::kBits);
     float* out = values + r * panel.k_count * Simd::kLanes;
     Affine affine[2];
     int64_t block[2] = {-1, -1};  // of the two halves of a chunk: only groups of 16 tell them apart
     for (int64_t k = panel.k_begin; k < panel.k_begin + panel.k_count; k += kChunk, out += kChunk * Simd::kLanes) {
-      unpack(D{}, codes + k / kChunk * chunk_bytes(D::kBits), quads);
+      const uint8_t* chunk = codes + k / kChunk * chunk_bytes(D::kBits);
       unrolled<0, 2>([&](auto half) LOWBIT_FORCE_INLINE {
         // Why the bound: with groups of 16 the padding of the last chunk belongs to no group; x is 0 there.
         const int64_t now = std::min((k + half * kChunk / 2) / block_size, last_block);
@@ -331,7 +334,7 @@ void unpack_floats(const Weight& w, const FloatsPanel& panel, int64_t block_size
         unrolled<0, kQuads / 2>([&](auto i) LOWBIT_FORCE_INLINE {
           constexpr int q = half * kQuads / 2 + i;
           Simd::F v[kQuad];
-          to_floats(D{}, quads[q], v);
+          to_floats(D{}, unpack_quad<q>(D{}, chunk), v);
           unrolled<0, kQuad>([&](auto j) LOWBIT_FORCE_INLINE {
             Simd::store(out + (q * kQuad + j) * Simd::kLanes, Simd::fma(v[j], affine[half].scale, affine[half].add));
           });
@@ -360,9 +363,16 @@ void run_floats(const MatmulArgs& a, ByteForm form) {
 
     if (a.x.m == 1) {
       auto task = [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) direct_floats<D>(a, x, form, i * Simd::kDirectFloats);
+        const bool scaled = a.w.zero_kind != ZeroKind::kNone || form.offset != 0;
+        for (int64_t i = begin; i < end; ++i) {
+          if (scaled) {
+            direct_floats<D, true>(a, x, form, i);
+          } else {
+            direct_floats<D, false>(a, x, form, i);
+          }
+        }
       };
-      parallel(a.run, ceil_div(row_vectors, Simd::kDirectFloats), 1, task);
+      parallel(a.run, row_vectors, 4 * kParts, task);
       return;
     }
     const int64_t take = rows_a_task(row_vectors, kFloatPanelRows / Simd::kLanes, a.run.threads);

@@ -41,12 +41,11 @@ void unpack_pairs(const Weight& w, const PlanesPanel& panel, uint8_t* bytes) {
   for (int64_t r = 0; r < panel.row_blocks; ++r) {
     const uint8_t* codes = row_block_codes(w, panel.row_block + r, D::kBits);
     uint8_t* out = bytes + r * panel.k_count * kRows * 2;
-    Simd::B quads[kQuads];
     for (int64_t k = 0; k < panel.k_count; k += kChunk) {
-      unpack(D{}, codes + (panel.k_begin + k) / kChunk * chunk_bytes(D::kBits), quads);
+      const uint8_t* chunk = codes + (panel.k_begin + k) / kChunk * chunk_bytes(D::kBits);
       unrolled<0, kQuads>([&](auto q) LOWBIT_FORCE_INLINE {
         Simd::I even, odd;
-        Simd::decode_pairs<typename D::LookUp>(quads[q], even, odd);
+        Simd::decode_pairs<typename D::LookUp>(unpack_quad<q>(D{}, chunk), even, odd);
         Simd::store_bytes(out, even);
         Simd::store_bytes(out + kVector, odd);
         out += 2 * kVector;

@@ -11,7 +11,6 @@ struct Simd {
   static constexpr int kLanes = 8;
   static constexpr bool kByteDot = false;  // Why: without VNNI an exact byte product costs more than a conversion and an FMA
   static constexpr int kTokens = 6;        // 12 accumulators, two weights and a broadcast: 15 of 16 registers
-  static constexpr int kDirectFloats = 2;
   using F = __m256;
   using B = __m256i;
 

@@ -13,7 +13,6 @@ struct Simd {
   static constexpr int kLanes = 16;
   static constexpr bool kByteDot = true;  // products run on bytes: x as digit planes, see activations.h
   static constexpr int kTokens = 12;      // tokens of a float tile: 24 accumulators
-  static constexpr int kDirectFloats = 4; // row vectors at a time of the float product at M = 1
   using F = __m512;
   using I = __m512i;
   using B = __m512i;

@@ -11,7 +11,6 @@ struct Simd {
   static constexpr int kLanes = 1;
   static constexpr bool kByteDot = false;
   static constexpr int kTokens = 4;
-  static constexpr int kDirectFloats = 4;
   using F = float;
   using B = uint32_t;  // four bytes: four consecutive k of the row
 
