@@ -85,7 +85,7 @@ def _cases(weight: str, act: str) -> list[tuple]:
     kinds = ("zero", "min") if wtype.kind == "uint" else ("none",)
     made = []
     for group_size, kind, scale_type in ((32, kinds[0], torch.float16), (-1, kinds[-1], torch.bfloat16)):
-        qt = _random_weight(wtype, group_size, kind, scale_type, generator)
+        qt = random_weight(wtype, (_N, _K), group_size, kind, scale_type, generator)
         pw = pack_weight(qt)
         for m in _ROWS:
             x = torch.randn(m, _K, generator=generator)
@@ -96,16 +96,16 @@ def _cases(weight: str, act: str) -> list[tuple]:
     return made
 
 
-def _random_weight(wtype, group_size: int, kind: str, scale_type: torch.dtype, generator) -> QuantTensor:
-    legal = torch.tensor([c for c in range(2**wtype.bits) if c not in wtype.invalid_codes], dtype=torch.uint8)
-    codes = legal[torch.randint(len(legal), (_N, _K), generator=generator)]
-    groups = 1 if group_size == -1 else -(-_K // group_size)
-    # Why: weights of at most 16 keep fp16 results finite for every type.
-    scales = ((torch.rand(_N, groups, generator=generator) + 0.5) * 8 / wtype.max_value).to(scale_type)
+def random_weight(wtype, shape, group_size: int, kind: str, scale_type: torch.dtype, generator) -> QuantTensor:
+    """A weight of random legal codes whose values stay small enough that fp16 products are finite for every type."""
+    (n, k), bits = shape, wtype.bits
+    legal = torch.tensor([c for c in range(2**bits) if c not in wtype.invalid_codes], dtype=torch.uint8)
+    codes = legal[torch.randint(len(legal), shape, generator=generator)]
+    groups = 1 if group_size == -1 else -(-k // group_size)
+    scales = ((torch.rand(n, groups, generator=generator) + 0.5) * 8 / wtype.max_value).to(scale_type)
     zeros = None
     if kind != "none":
-        highest = 2**wtype.bits if kind == "zero" else 1
-        zeros = (torch.rand(_N, groups, generator=generator) * highest).to(scale_type)
+        zeros = (torch.rand(n, groups, generator=generator) * (2**bits if kind == "zero" else 1)).to(scale_type)
     return QuantTensor.from_codes(codes, scales, zeros, dtype=wtype, group_size=group_size, zero_kind=kind)
 
 
