@@ -20,7 +20,7 @@ sys.path.append(os.path.dirname(HERE))  # the checkout's lowbit, where none is i
 
 import torch  # noqa: E402
 from peers_cpu import collect, machine, report, timing  # noqa: E402
-from peers_cpu.lowbit_side import ACTS, DEFAULT_TYPES  # noqa: E402
+from peers_cpu.lowbit_side import ACTS, DEFAULT_TYPES, isa  # noqa: E402
 from peers_cpu.side import Problem, Side, Unavailable, nrmse  # noqa: E402
 
 SETTLE_S = 0.02  # pause between sides: thread pools of the last one go to sleep
@@ -33,12 +33,15 @@ def options(argv: list[str]) -> argparse.Namespace:
     def numbers(text):
         return [int(part) for part in names(text)]
 
+    def shapes(text):
+        return [tuple(int(size) for size in part.split("x", 1)) for part in names(text)]
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--shapes", type=names, default=["4096x4096"], help="N x K, separated by commas (4096x4096)")
+    add("--shapes", type=shapes, default=[(4096, 4096)], help="N x K, separated by commas (4096x4096)")
     add("--m", type=numbers, default=[1, 8, 32, 128, 512], help="rows of x (1,8,32,128,512)")
     add("--threads", type=numbers, default=[1, 2], help="thread counts (1,2)")
-    add("--types", type=names, default=DEFAULT_TYPES, help="lowbit's weight types (int1..int8)")
+    add("--types", type=names, default=DEFAULT_TYPES, help="lowbit's weight types, or all (int1..int8)")
     add("--acts", type=names, default=list(ACTS), help=f"lowbit's activations ({','.join(ACTS)})")
     add("--group", type=int, default=128, help="lowbit's group size (128)")
     add("--ggml", action="append", default=[], metavar="PATH.so", help="a peer behind the C functions of the README")
@@ -52,14 +55,11 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--quick", action="store_true", help="M = 1 and 128, one thread, one short pass, fewer types and sides")
     add("--device", help="folder under benchmarks/results (from the CPU's name)")
     add("--out", help="result file (benchmarks/results/<device>/cpu_<date>.json); '-' for none")
+    if "--quick" in argv:
+        parser.set_defaults(m=[1, 128], threads=[1], passes=1, seconds=0.15, types=["int2", "int4", "int8"])
     args = parser.parse_args(argv)
-    if args.quick:
-        default = parser.parse_args([])
-        for name, value in {"m": [1, 128], "threads": [1], "passes": 1, "seconds": 0.15}.items():
-            if getattr(args, name) == getattr(default, name):
-                setattr(args, name, value)
-        if args.types == DEFAULT_TYPES:
-            args.types = ["int2", "int4", "int8"]
+    if any(len(shape) != 2 or min(shape) < 1 for shape in args.shapes):
+        parser.error("--shapes must be pairs of sizes such as 4096x4096")
     unknown = [act for act in args.acts if act not in ACTS]
     if unknown:
         parser.error(f"--acts must be of {', '.join(ACTS)}, got {', '.join(unknown)}")
@@ -129,7 +129,8 @@ class Run:
                     opened = self.open(group, threads)
                     for x in inputs:
                         progress(f"{threads} thread(s), pass {turn + 1}/{self.args.passes}, M={len(x)}")
-                        self.reads[str(threads)].append(self.reader.gbs(threads))
+                        rate = self.reader.gbs(threads)
+                        self.reads[str(threads)] += [rate] if rate else []
                         for side in opened[:: -1 if turn % 2 else 1]:
                             self.visit(side, x, threads)
                     if len(groups) > 1:
@@ -174,7 +175,11 @@ def main(argv: list[str]) -> int:
     begin = datetime.datetime.now(datetime.timezone.utc)
     device = machine.describe(args.threads)
     progress(f"{device['cpu']}, {device['clock_ghz']} GHz, DRAM read {device['dram_read_gbs']} GB/s by threads")
-    sides, skipped = collect(args)
+    try:
+        sides, skipped = collect(args)
+    except ValueError as why:
+        print(f"bench_cpu.py: error: {why}", file=sys.stderr)
+        return 2
     for name, why in skipped.items():
         progress(f"without {name}: {why}")
     if not sides:
@@ -182,17 +187,14 @@ def main(argv: list[str]) -> int:
         return 2
     rows, reads = [], {}
     with torch.inference_mode():
-        for shape in args.shapes:
-            n, k = (int(part) for part in shape.split("x"))
+        for n, k in args.shapes:
             run = Run(Problem.make(n, k), args, skipped)
             run.measure(sides)
             rows += run.rows(sides)
-            reads[shape] = {
-                t: {"least": min(r), "median": sorted(r)[len(r) // 2], "most": max(r)} for t, r in run.reads.items()
-            }
+            rates = reads[f"{n}x{k}"] = {t: report.spread(seen) for t, seen in run.reads.items()}
             for threads in args.threads:
                 print(f"\n{report.table(rows, (n, k), threads, args.m)}")
-                print(f"reading {args.rotate_mb} MB meanwhile: {reads[shape][str(threads)]} GB/s", flush=True)
+                print(f"reading {args.rotate_mb} MB meanwhile, GB/s: {rates[str(threads)]}", flush=True)
     for name, why in skipped.items():
         print(f"without {name}: {why}")
     if args.out != "-":
@@ -201,7 +203,8 @@ def main(argv: list[str]) -> int:
         record = {
             "format": 1, "command": command(), "date": begin.isoformat(timespec="seconds"),
             "versions": report.versions(sorted({s.version for s in sides if s.version})),
-            "machine": device, "read_gbs": reads, "filter": "schedstat" if timing.counts_delay() else "none",
+            "lowbit_isa": isa(), "machine": device, "read_gbs": reads,
+            "filter": "schedstat" if timing.counts_delay() else "none",
             "method": {n: getattr(args, n) for n in ("rotate_mb", "passes", "seconds", "group")},
             "skipped": skipped, "rows": rows,
         }  # fmt: skip

@@ -9,7 +9,10 @@ from .side import Side, Unavailable
 
 
 def collect(args) -> tuple[list[Side], dict[str, str]]:
-    """Every side that the options ask for and this machine can run, and the reason for each that is left out."""
+    """Every side that the options ask for and this machine can run, and the reason for each that is left out.
+
+    Raises ValueError for a weight type that does not exist.
+    """
     sources = {
         "lowbit": lambda: lowbit_side.sides(args.types, args.acts, args.group),
         "torch": torch_sides.sides,

@@ -70,17 +70,27 @@ def sides(types: list[str], acts: list[str], group: int) -> list[Side]:
     """One side for each weight type and activation. Raises Unavailable when lowbit does not import or multiply."""
     try:
         import lowbit
-        from lowbit.dtypes import weight_type
+        from lowbit.dtypes import WEIGHT_TYPES, weight_type
 
         weight = lowbit.pack_weight(lowbit.quantize(torch.ones(16, 32), "int4", method="rtn"), device="cpu")
         lowbit.matmul(torch.ones(1, 32), weight)
     except Exception as why:  # Why so wide: a half-built library fails in many ways, and the peers can still be timed.
         raise Unavailable(f"{type(why).__name__}: {why}") from why
     found = []
-    for name in types:
+    for name in [t.name for t in WEIGHT_TYPES] if types == ["all"] else types:
         kind = weight_type(name)
         packed = _Packed(name, group)
         parts = 2 if kind.kind == "uint" else 1  # a zero point has the size of a scale
         bits = kind.bits + (16 * parts / group if group > 0 else 0)
         found += [LowbitSide(packed, act, bits) for act in acts]
     return found
+
+
+def isa() -> str | None:
+    """The instruction set that lowbit's kernels run with here (LOWBIT_FORCE_ISA picks another); None without lowbit."""
+    try:
+        from lowbit import extension
+
+        return extension.isa()
+    except Exception:  # Why so wide: as above.
+        return None

@@ -7,12 +7,15 @@ import mmap
 import os
 import platform
 import re
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+
+from .timing import measure
 
 # A chain of 8 dependent imul (3 cycles each on every x86 of the last 15 years), then dec, jnz: rdi counts the rounds.
 _IMUL_CHAIN = bytes.fromhex("480fafc0" * 8 + "48ffcf" + "75db" + "c3")
 _IMUL_CYCLES = 24
+_CHUNK_MB = 32  # a part of the buffer that is read in one sample
 
 
 def cpu_name() -> str:
@@ -65,12 +68,12 @@ class Reader:
     """A buffer to read: the rate at which weights could arrive at best, on the machine as it is at this moment.
 
     libc's memchr for a byte that is not there: wide loads and nothing else. On a shared machine the rate moves by a
-    factor of two or more within minutes, so it is taken again beside every pass.
+    factor of two or more within minutes, so it is taken again beside every pass, with the filter of every other sample.
     """
 
     def __init__(self, megabytes: int):
-        self.size = megabytes << 20
-        self._buffer = mmap.mmap(-1, self.size)
+        self._chunks = max(1, megabytes // _CHUNK_MB)
+        self._buffer = mmap.mmap(-1, self._chunks * _CHUNK_MB << 20)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             try:
                 self._buffer.madvise(mmap.MADV_HUGEPAGE)
@@ -78,25 +81,27 @@ class Reader:
                 pass
         self._anchor = ctypes.c_char.from_buffer(self._buffer)
         self._base = ctypes.addressof(self._anchor)
-        ctypes.memset(self._base, 0, self.size)
+        ctypes.memset(self._base, 0, len(self._buffer))
         self._memchr = ctypes.CDLL(None).memchr
         self._memchr.argtypes, self._memchr.restype = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], ctypes.c_void_p
 
-    def gbs(self, threads: int, trials: int = 3) -> float:
-        """GB/s of reading the whole buffer, each thread its own part: the best of ``trials``."""
-        part = self.size // threads
+    def gbs(self, threads: int, seconds: float = 0.1) -> float | None:
+        """GB/s of reading the buffer over and over, each thread its own part of each chunk; None without clean samples.
 
-        def once() -> None:
-            others = [
-                threading.Thread(target=self._memchr, args=(self._base + i * part, 1, part)) for i in range(1, threads)
-            ]
-            for thread in others:
-                thread.start()
-            self._memchr(self._base, 1, part)
-            for thread in others:
-                thread.join()
+        With several threads, handing out the parts is inside the time (some tens of microseconds a chunk).
+        """
+        part = (_CHUNK_MB << 20) // threads
+        with ThreadPoolExecutor(max(1, threads - 1)) as pool:
 
-        return round(self.size / min(_seconds(once) for _ in range(trials)) / 1e9, 1)
+            def chunk(i: int) -> None:
+                first = self._base + (i * _CHUNK_MB << 20)
+                others = [pool.submit(self._memchr, first + t * part, 1, part) for t in range(1, threads)]
+                self._memchr(first, 1, part)
+                for other in others:
+                    other.result()
+
+            summary = measure(chunk, self._chunks, seconds=seconds, threads=threads).summary(threads)
+        return summary and round((_CHUNK_MB << 20) / summary["median_s"] / 1e9, 1)
 
 
 def cache_mb() -> dict[str, float]:
@@ -126,7 +131,7 @@ def describe(threads: list[int]) -> dict:
         "features": features(),
         "cache_mb": cache_mb(),
         "clock_ghz": clock_ghz(),
-        "dram_read_gbs": {str(t): reader.gbs(t, 5) for t in threads},
+        "dram_read_gbs": {str(t): reader.gbs(t, 0.5) for t in threads},
         "transparent_huge_pages": huge_pages,
         "kernel": platform.release(),
     }

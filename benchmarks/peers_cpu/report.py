@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import statistics
 import tempfile
 
 
@@ -24,6 +25,11 @@ def versions(plugins: list[str]) -> dict[str, str]:
         except ImportError:
             pass
     return found | {name.split()[0]: name.partition(" ")[2] for name in plugins}
+
+
+def spread(values: list[float]) -> dict[str, float] | None:
+    """Least, median and most; None when there is nothing."""
+    return {"least": min(values), "median": statistics.median(values), "most": max(values)} if values else None
 
 
 def cell(row: dict | None, m: int) -> str:
