@@ -85,6 +85,21 @@ def test_the_check_of_a_library_finds_what_is_wrong(stubs, tmp_path):
     assert "needs torch_made_up, which torch 2.10 lacks" in found
 
 
+@needs_compiler
+@pytest.mark.parametrize("shares", [False, True])
+def test_the_check_of_objects_finds_functions_that_older_cpus_might_get(tmp_path, shares):
+    """std::sort compiled in a target region becomes the copy that every caller in the library shares."""
+    header, region = "#include <algorithm>\n", '#pragma GCC push_options\n#pragma GCC target("avx2")\n'
+    text = region + header if shares else region
+    body = "std::sort(p, p + n);" if shares else "for (int i = 1; i < n; ++i) p[i] += p[i - 1];"
+    text += f"namespace lowbit::cpu::avx2 {{ void kernel(int* p, int n) {{ {body} }} }}\n#pragma GCC pop_options\n"
+    (tmp_path / "cpu_avx2_4.cpp").write_text(text)
+    target = tmp_path / "cpu_avx2_4.o"
+    subprocess.run([CXX, "-std=c++17", "-O1", "-c", str(tmp_path / "cpu_avx2_4.cpp"), "-o", str(target)], check=True)
+    found = check_wheel.check(target)
+    assert bool(found) == shares and all("expected only lowbit::cpu::avx2::*" in sentence for sentence in found)
+
+
 @pytest.mark.parametrize(
     ("version", "numbers"),
     [("GLIBC_2.28", (2, 28)), ("GLIBC_2.29", None), ("GLIBCXX_3.4.25", None), ("GLIBC_PRIVATE", None), ("X_1", None)],
