@@ -187,6 +187,20 @@ def test_a_scale_too_small_for_its_type_becomes_zero_not_nonsense(wtype):
         assert quantize(w, wtype, group_size=16, method=method, scale_dtype=torch.float32).scales.all()
 
 
+def test_a_zero_without_a_scale_is_zero_too():
+    qt = quantize(torch.full((1, 16), -1e-7), "uint4", zero_kind="min", method="rtn")
+    assert not qt.scales.any() and not qt.zeros.any()
+
+
+def test_zero_points_stay_inside_the_codes():
+    """A stored scale below the true one would put the zero of an all-negative group beyond the last code."""
+    w = -torch.linspace(1, 2, 4000).view(-1, 1).bfloat16()
+    qt = quantize(w, "uint8", method="rtn").validate()
+    tiny = quantize(torch.full((1, 16), -1.4 * 15 * 2.0**-24), "uint4", method="rtn")
+    assert tiny.scales.item() == 2.0**-24
+    assert qt.zeros.max() == 255 and tiny.zeros.max() == 15
+
+
 def test_strides_gradients_and_the_default_dtype_change_nothing(rng):
     w = torch.randn(40, 6, generator=rng)
     expected = quantize(w.T.contiguous(), "float4_e2m1", group_size=16)

@@ -110,6 +110,11 @@ def test_equality_is_of_bytes_types_and_fields(rng):
     codes[0, 0] = 8  # -0: the same value, another weight
     minus_zero = QuantTensor.from_codes(codes, qt.scales, dtype=qt.dtype, group_size=16)
     assert zero != minus_zero and torch.equal(zero.dequantize(), minus_zero.dequantize())
+    scales = torch.tensor([[0.0], [torch.nan]]).half()
+    one, other = (
+        QuantTensor.from_codes(torch.ones(2, 3, dtype=torch.uint8), s, dtype="int4") for s in (scales, -scales)
+    )
+    assert one == one.clone() and one != other
     other = qt.clone()
     other.scales = other.scales.bfloat16()
     assert qt != other
