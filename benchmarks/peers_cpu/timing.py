@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
+import threading
 import time
 from dataclasses import dataclass, field
 
@@ -18,16 +19,44 @@ SAMPLE_S = 5e-4  # shorter calls are timed several at once
 FEWEST = 3  # clean samples that make a median
 
 
-def run_delay_ns() -> int:
-    """Nanoseconds that the threads of this process waited for a core, so far; 0 where the kernel does not say."""
-    total = 0
-    for task in os.listdir("/proc/self/task"):
+class Waiting:
+    """How long the threads of this process have waited for a core: one counter each for the caller and the others."""
+
+    def __init__(self):
+        self._files: dict[str, int] = {}
+        self._own = self._open(str(threading.get_native_id()))
+
+    @staticmethod
+    def _open(task: str) -> int | None:
         try:
-            with open(f"/proc/self/task/{task}/schedstat") as stat:
-                total += int(stat.read().split()[1])
-        except OSError:  # Why: the thread ended between listdir and open.
-            continue
-    return total
+            return os.open(f"/proc/self/task/{task}/schedstat", os.O_RDONLY)
+        except OSError:  # Why: the thread ended meanwhile, or the kernel does not count.
+            return None
+
+    def own_ns(self) -> int:
+        """Nanoseconds that the calling thread has waited; 0 where the kernel does not say."""
+        return 0 if self._own is None else int(os.pread(self._own, 64, 0).split()[1])
+
+    def others_ns(self) -> int:
+        """The same for all other threads together."""
+        tasks = set(os.listdir("/proc/self/task")) - {str(threading.get_native_id())}
+        for gone in self._files.keys() - tasks:
+            os.close(self._files.pop(gone))
+        for new in tasks - self._files.keys():
+            handle = self._open(new)
+            if handle is not None:
+                self._files[new] = handle
+        total = 0
+        for handle in self._files.values():
+            try:
+                total += int(os.pread(handle, 64, 0).split()[1])
+            except OSError:  # Why: it ended between the listing and here.
+                continue
+        return total
+
+    def close(self) -> None:
+        for handle in [*self._files.values(), *([self._own] if self._own is not None else [])]:
+            os.close(handle)
 
 
 def counts_delay() -> bool:
@@ -90,18 +119,20 @@ def measure(call, copies: int, *, seconds: float, threads: int, patience: float 
     call(1 % copies)
     once = max((time.perf_counter() - begin) / 2, 1e-7)
     batch = max(1, math.ceil(SAMPLE_S / once))
-    samples, turn = Samples(), 2
+    samples, turn, waiting = Samples(), 2, Waiting()
     stop = time.perf_counter() + seconds
     while len(samples.clean) < most:
         now = time.perf_counter()
         if now > stop and (len(samples.clean) >= FEWEST or now > stop + (patience - 1) * seconds):
             break
-        before = run_delay_ns()
+        # Why own last and first: with a hundred threads, reading their counters takes longer than a product.
+        others = waiting.others_ns()
+        own = waiting.own_ns()
         start = time.perf_counter()
         for i in range(turn, turn + batch):
             call(i % copies)
         took = time.perf_counter() - start
-        waited = (run_delay_ns() - before) * 1e-9
+        waited = (waiting.own_ns() - own + waiting.others_ns() - others) * 1e-9
         turn += batch
         if waited < DIRTY * took:
             samples.clean.append(took / batch)
@@ -110,6 +141,7 @@ def measure(call, copies: int, *, seconds: float, threads: int, patience: float 
         samples.rest.append((took / batch, min(waited / took, 1.0)))
         if threads > 1:
             wait_idle()
+    waiting.close()
     return samples
 
 
