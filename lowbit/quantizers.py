@@ -104,7 +104,8 @@ class _Rule:
     def scales(self, w: torch.Tensor, ratio: float | torch.Tensor = 1.0) -> _Found:
         """The stored scales for the range of w, shrunk by ratio (a number or ``[n, G]``)."""
         wtype, zeros = self.weight, None
-        top = wtype.max_value
+        # Why a tensor: on CUDA a division by a number is a product with its reciprocal, which rounds twice.
+        top = w.new_tensor(wtype.max_value)
         if wtype.kind == "int" and wtype.bits == 1:
             # Why float64: the sum of a long row, rounded in fp32, could move the mean to a neighbour.
             scales = w.abs().mean(-1, dtype=torch.float64).float()
@@ -117,7 +118,7 @@ class _Rule:
             scales = (w.amax(-1).clamp(min=0) * ratio - low) / top
         scales = scales.to(self.stored)
         if wtype.kind == "uint":
-            zeros = low if self.zero_kind == "min" else (-low / _divisor(scales)).round_().clamp_(0, top)
+            zeros = low if self.zero_kind == "min" else (-low / _divisor(scales)).round_().clamp_(0, wtype.max_value)
             # Why: with scale 0 the whole group is read as its zero, which then has to be 0 like the weights.
             zeros = torch.where(scales == 0, 0, zeros).to(self.stored)
         return _Found(scales, zeros)

@@ -277,3 +277,4 @@ def test_cuda_gives_nearest_codes_too(rng):
         for method in METHODS:
             qt = quantize(w.cuda(), wtype, method=method)
             assert qt.device.type == "cuda" and nearest_is_chosen(w, qt.cpu())
+            assert method != "rtn" or qt == quantize(w, wtype, method=method)
