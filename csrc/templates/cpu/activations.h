@@ -12,17 +12,17 @@
 namespace lowbit::cpu::LOWBIT_ISA_NS {
 
 struct Planes {
-  int64_t tokens, k_padded, block, blocks;
+  int64_t tokens, k_padded, pitch, block, blocks;
   int planes;
-  int8_t* digits;  // [token][plane][k_padded]; bfloat16 pieces on an ISA with tiles: two bytes each
-  float* scale;    // [token][blocks]: times the integer product, 2^-shift of the byte form included
-  float* sum;      // [token][blocks]: sum of the represented x
-  int32_t* start;  // [token][plane][blocks]: -offset * sum of the digits, where an accumulator starts
+  int8_t* digits;  // [token][plane][pitch]; bfloat16 pieces on an ISA with tiles: two bytes each
+  float* scale;    // [block][token]: times the integer product, 2^-shift of the byte form included
+  float* sum;      // [block][token]: sum of the represented x
+  int32_t* start;  // [block][token][plane]: -offset * sum of the digits, where an accumulator starts
 };
 
 struct FloatRows {
-  int64_t tokens, k_padded, block, blocks;
-  float* values;  // [token][k_padded]
+  int64_t tokens, k_padded, pitch, block, blocks;
+  float* values;  // [token][pitch]
 };
 
 namespace {
@@ -32,8 +32,15 @@ constexpr int kMaxBlock = 128;
 // Values of x that share a scale: a group of the weight, or a fixed run of k where groups are longer or whole rows.
 inline int64_t block_size(int64_t group_size) { return group_size > 0 ? group_size : kMaxBlock; }
 
-inline size_t planes_bytes(int64_t tokens, int64_t k_padded, int64_t blocks, int planes) {
-  return static_cast<size_t>(planes) * tokens * k_padded + 8 * static_cast<size_t>(tokens) * blocks +
+// Elements from one row of prepared x to the next: an odd number of cache lines.
+// Why: rows a power of two apart fall into the same few cache sets; a tile reads 16 of them at once.
+inline int64_t row_pitch(int64_t k_padded, int64_t bytes) {
+  const int64_t lines = ceil_div(k_padded * bytes, 64);
+  return (lines | 1) * 64 / bytes;
+}
+
+inline size_t planes_bytes(int64_t tokens, int64_t pitch, int64_t blocks, int planes) {
+  return static_cast<size_t>(planes) * tokens * pitch + 8 * static_cast<size_t>(tokens) * blocks +
          4 * static_cast<size_t>(planes) * tokens * blocks + 64;
 }
 inline const char* row_of(const Input& x, int64_t token) {
@@ -100,7 +107,7 @@ void quantize_token(const Input& x, int64_t token, int64_t k, float unit, int of
   constexpr int kStep = Simd::kLanes;
   const float token_scale = P == 1 ? int8_scale(row, x.type, k, out.k_padded) : 0.0f;
   const bool finite = P == 1 ? token_scale == token_scale : finite_row(row, x.type, k, out.k_padded);
-  int8_t* digits = out.digits + token * P * out.k_padded;
+  int8_t* digits = out.digits + token * P * out.pitch;
   for (int64_t b = 0; b < out.blocks; ++b) {
     const int64_t begin = b * out.block;
     const int64_t end = std::min(begin + out.block, out.k_padded);
@@ -120,17 +127,17 @@ void quantize_token(const Input& x, int64_t token, int64_t k, float unit, int of
         v = int8_value(v, token_scale);
       }
       if (!finite) v = Simd::zero();
-      Simd::template store_digits<P>(v, digits + i, out.k_padded, sums);
+      Simd::template store_digits<P>(v, digits + i, out.pitch, sums);
     }
     double sum = 0;
     unrolled<0, P>([&](auto p) LOWBIT_FORCE_INLINE {
       const int32_t s = Simd::reduce_add_int(sums[p]);
-      out.start[(token * P + p) * out.blocks + b] = -offset * s;
+      out.start[(b * out.tokens + token) * P + p] = -offset * s;
       sum = sum * 256 + s;
     });
     const float nan = std::numeric_limits<float>::quiet_NaN();
-    out.scale[token * out.blocks + b] = finite ? fp.down * unit : nan;
-    out.sum[token * out.blocks + b] = finite ? static_cast<float>(sum * fp.down) : nan;
+    out.scale[b * out.tokens + token] = finite ? fp.down * unit : nan;
+    out.sum[b * out.tokens + token] = finite ? static_cast<float>(sum * fp.down) : nan;
   }
 }
 
@@ -142,7 +149,7 @@ void copy_token(const Input& x, int64_t token, int64_t k, const FloatRows& out) 
   using F = Simd::F;
   const char* row = row_of(x, token);
   constexpr int kStep = Simd::kLanes;
-  float* values = out.values + token * out.k_padded;
+  float* values = out.values + token * out.pitch;
   float scale = 1;
   if constexpr (A == ActType::kInt8) scale = int8_scale(row, x.type, k, out.k_padded);
   for (int64_t i = 0; i < out.k_padded; i += kStep) {

@@ -14,12 +14,12 @@
 namespace lowbit::cpu::LOWBIT_ISA_NS {
 namespace {
 
-constexpr int64_t kPanelK = 2048;                     // a multiple of 256, so that no group straddles two panels
-constexpr int64_t kPanelBlocks = 8;                   // row blocks of a byte panel: 128 rows, 256 KiB
-constexpr int64_t kFloatPanelK = 1024;                // as floats: 64 rows, 256 KiB
+constexpr int64_t kPanelK = 2048;       // a multiple of 256, so that no group straddles two panels
+constexpr int64_t kPanelBlocks = 8;     // row blocks of a byte panel: 128 rows, 256 KiB
+constexpr int64_t kFloatPanelK = 1024;  // as floats: 64 rows, 256 KiB
 constexpr int64_t kFloatPanelRows = 64;
 constexpr int64_t kActivationBytes = int64_t{8} << 20;  // of prepared x at a time
-constexpr int64_t kMaxTokens = 512;                   // of a slab: past that a panel's unpacking is paid off
+constexpr int64_t kMaxTokens = 512;                     // of a slab: past that a panel's unpacking is paid off
 
 template <class Fn>
 void parallel(const Runtime& run, int64_t count, int64_t grain, Fn& fn) {
@@ -109,12 +109,13 @@ void direct_planes(const MatmulArgs& a, const Planes& x, int64_t row_block) {
   });
   auto start_block = [&](int64_t block) __attribute__((always_inline)) {
     unrolled<0, P>([&](auto p) LOWBIT_FORCE_INLINE {
-      const I start = Simd::broadcast(x.start + p * x.blocks + block);
+      const I start = Simd::broadcast(x.start + block * P + p);
       unrolled<0, kDirect>([&](auto r) LOWBIT_FORCE_INLINE { acc[r][p] = start; });
     });
   };
   auto end_block = [&](int64_t block) __attribute__((always_inline)) {
-    unrolled<0, kDirect>([&](auto r) LOWBIT_FORCE_INLINE { scale_block<P>(a, x, row_block + r, block, acc[r], sum[r]); });
+    unrolled<0, kDirect>([&](auto r)
+                             LOWBIT_FORCE_INLINE { scale_block<P>(a, x, row_block + r, block, acc[r], sum[r]); });
   };
 
   if (x.block >= kChunk) {
@@ -126,7 +127,7 @@ void direct_planes(const MatmulArgs& a, const Planes& x, int64_t row_block) {
         unrolled<0, kDirect>([&](auto r) LOWBIT_FORCE_INLINE {
           const uint8_t* at = codes[r] + chunk * chunk_bytes(D::kBits);
           Simd::prefetch_ahead<D::kBits>(at);
-          dot_quads<D, P, 0, kQuads>(at, x.digits + chunk * kChunk, x.k_padded, acc[r]);
+          dot_quads<D, P, 0, kQuads>(at, x.digits + chunk * kChunk, x.pitch, acc[r]);
         });
       end_block(block);
     }
@@ -137,9 +138,9 @@ void direct_planes(const MatmulArgs& a, const Planes& x, int64_t row_block) {
         const uint8_t* at = codes[r] + block / 2 * chunk_bytes(D::kBits);
         const int8_t* digits = x.digits + block / 2 * kChunk;
         if (block % 2 == 0) {
-          dot_quads<D, P, 0, kQuads / 2>(at, digits, x.k_padded, acc[r]);
+          dot_quads<D, P, 0, kQuads / 2>(at, digits, x.pitch, acc[r]);
         } else {
-          dot_quads<D, P, kQuads / 2, kQuads>(at, digits, x.k_padded, acc[r]);
+          dot_quads<D, P, kQuads / 2, kQuads>(at, digits, x.pitch, acc[r]);
         }
       });
       end_block(block);
@@ -148,23 +149,34 @@ void direct_planes(const MatmulArgs& a, const Planes& x, int64_t row_block) {
   unrolled<0, kDirect>([&](auto r) LOWBIT_FORCE_INLINE { store_rows(a, 0, (row_block + r) * kRows, sum[r]); });
 }
 
+// Tiles multiply signed bytes, so there the offset is taken off here (from uint8 half of the range, which the caller
+// then adds to the zeros); vectors multiply unsigned ones and start from -offset * sum of x.
+#if defined(LOWBIT_ISA_TILES)
+constexpr bool kSignedPanels = true;
+#else
+constexpr bool kSignedPanels = false;
+#endif
+
 template <class D>
-void unpack_bytes(const Weight& w, const PlanesPanel& panel, uint8_t* bytes) {
+void unpack_bytes(const Weight& w, const PlanesPanel& panel, int offset, uint8_t* bytes) {
   for (int64_t r = 0; r < panel.row_blocks; ++r) {
     const uint8_t* codes = row_block_codes(w, panel.row_block + r, D::kBits);
     uint8_t* out = bytes + r * panel.k_count * kRows;
     for (int64_t k = 0; k < panel.k_count; k += kChunk, out += kQuads * kVector) {
       const uint8_t* chunk = codes + (panel.k_begin + k) / kChunk * chunk_bytes(D::kBits);
-      unrolled<0, kQuads>(
-          [&](auto q) LOWBIT_FORCE_INLINE { Simd::store_bytes(out + q * kVector, unpack_quad<q>(D{}, chunk)); });
+      unrolled<0, kQuads>([&](auto q) LOWBIT_FORCE_INLINE {
+        Simd::B byte = unpack_quad<q>(D{}, chunk);
+        if constexpr (kSignedPanels) byte = Simd::sub_bytes(byte, offset);
+        Simd::store_bytes(out + q * kVector, byte);
+      });
     }
   }
 }
 
 // The M > 1 call on byte or pair panels: `fill` unpacks a panel, `product` adds it to the sums of all tokens.
 template <class Fill, class Product>
-void run_panels(const MatmulArgs& a, const Planes& x, int64_t first_token, int64_t bytes_a_code, const Fill& fill,
-                const Product& product) {
+void run_panels(const MatmulArgs& a, const Planes& x, int64_t first_token, int64_t bytes_a_code, int add_back,
+                const Fill& fill, const Product& product) {
   const int64_t row_blocks = ceil_div(a.w.n, kRows);
   const int64_t take = rows_a_task(row_blocks, kPanelBlocks, a.run.threads);
   auto task = [&](int64_t begin, int64_t end) {
@@ -176,7 +188,8 @@ void run_panels(const MatmulArgs& a, const Planes& x, int64_t first_token, int64
       const int64_t rows = round_up(std::min(take, row_blocks - i * take), 2);
       std::memset(sums, 0, static_cast<size_t>(x.tokens * rows) * kRows * sizeof(float));
       for (int64_t k = 0; k < x.k_padded; k += kPanelK) {
-        const PlanesPanel panel{&x, &a.w, bytes, sums, i * take, rows, k, std::min(kPanelK, x.k_padded - k)};
+        const int64_t count = std::min(kPanelK, x.k_padded - k);
+        const PlanesPanel panel{&x, &a.w, bytes, sums, static_cast<float>(add_back), i * take, rows, k, count};
         fill(panel, bytes);
         product(panel);
       }
@@ -192,12 +205,13 @@ void run_slabs(const MatmulArgs& a, const Prepare& prepare, const Multiply& mult
   const int64_t k_padded = round_up(a.w.k, kChunk);
   const int64_t block = block_size(a.w.group_size);
   const int64_t blocks = ceil_div(a.w.k, block);
-  const int64_t slab = slab_tokens(a, P * Bytes * k_padded);
-  char* memory = static_cast<char*>(scratch(Scratch::kActivations, planes_bytes(slab, k_padded, blocks, P * Bytes)));
+  const int64_t pitch = row_pitch(k_padded, Bytes);
+  const int64_t slab = slab_tokens(a, P * Bytes * pitch);
+  char* memory = static_cast<char*>(scratch(Scratch::kActivations, planes_bytes(slab, pitch, blocks, P * Bytes)));
   for (int64_t token = 0; token < a.x.m; token += slab) {
     const int64_t tokens = std::min(slab, a.x.m - token);
-    Planes x{tokens, k_padded, block, blocks, P, reinterpret_cast<int8_t*>(memory), nullptr, nullptr, nullptr};
-    x.scale = reinterpret_cast<float*>(memory + P * Bytes * tokens * k_padded);
+    Planes x{tokens, k_padded, pitch, block, blocks, P, reinterpret_cast<int8_t*>(memory), nullptr, nullptr, nullptr};
+    x.scale = reinterpret_cast<float*>(memory + P * Bytes * tokens * pitch);
     x.sum = x.scale + tokens * blocks;
     x.start = reinterpret_cast<int32_t*>(x.sum + tokens * blocks);
     const Input input = slab_of(a.x, token, tokens);
@@ -212,11 +226,12 @@ void run_slabs(const MatmulArgs& a, const Prepare& prepare, const Multiply& mult
 template <class D, int P>
 void run_planes(const MatmulArgs& a, ByteForm form) {
   const float unit = power_of_two(-form.shift);
+  // Why: codes of uint8 fill all of a byte; half of the range makes them signed and goes to the zeros instead.
+  const int add_back = kSignedPanels && D::kBits == 8 && form.offset == 0 ? 128 : 0;
+  const int panel_offset = form.offset + add_back;
   run_slabs<P, 1>(
       a,
-      [&](const Input& input, int64_t t, const Planes& x) {
-        quantize_token<P>(input, t, a.w.k, unit, form.offset, x);
-      },
+      [&](const Input& input, int64_t t, const Planes& x) { quantize_token<P>(input, t, a.w.k, unit, form.offset, x); },
       [&](const Planes& x, int64_t token) {
         if (a.x.m == 1) {
           auto task = [&](int64_t begin, int64_t end) {
@@ -225,7 +240,8 @@ void run_planes(const MatmulArgs& a, ByteForm form) {
           return parallel(a.run, ceil_div(ceil_div(a.w.n, kRows), kDirect), 1, task);
         }
         run_panels(
-            a, x, token, 1, [&](const PlanesPanel& p, uint8_t* bytes) { unpack_bytes<D>(a.w, p, bytes); },
+            a, x, token, 1, add_back,
+            [&](const PlanesPanel& p, uint8_t* bytes) { unpack_bytes<D>(a.w, p, panel_offset, bytes); },
             [](const PlanesPanel& p) {
               if constexpr (P == 1) planes_product_1(p);
               if constexpr (P == 2) planes_product_2(p);
@@ -349,12 +365,13 @@ void run_floats(const MatmulArgs& a, ByteForm form) {
   const int64_t k_padded = round_up(a.w.k, kChunk);
   const int64_t block = block_size(a.w.group_size);
   const int64_t blocks = ceil_div(a.w.k, block);
-  const int64_t slab = slab_tokens(a, 4 * k_padded);
-  float* memory = static_cast<float*>(scratch(Scratch::kActivations, sizeof(float) * slab * k_padded));
+  const int64_t pitch = row_pitch(k_padded, sizeof(float));
+  const int64_t slab = slab_tokens(a, sizeof(float) * pitch);
+  float* memory = static_cast<float*>(scratch(Scratch::kActivations, sizeof(float) * slab * pitch));
   const int64_t row_vectors = ceil_div(a.w.n, Simd::kLanes);
   for (int64_t token = 0; token < a.x.m; token += slab) {
     const int64_t tokens = std::min(slab, a.x.m - token);
-    const FloatRows x{tokens, k_padded, block, blocks, memory};
+    const FloatRows x{tokens, k_padded, pitch, block, blocks, memory};
     const Input input = slab_of(a.x, token, tokens);
     auto prepare = [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) copy_token<A>(input, t, a.w.k, x);

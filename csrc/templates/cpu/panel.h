@@ -11,6 +11,7 @@ struct PlanesPanel {
   const Weight* w;
   const uint8_t* bytes;  // [row block][quad][16 rows][4 k]; as bfloat16: [row block][quad][even, odd][16 rows][2 k]
   float* sums;
+  float add_back;                 // what the panel's bytes lack to the values; 0 but for signed panels of uint8
   int64_t row_block, row_blocks;  // the first row block of the panel in the weight, and how many it has
   int64_t k_begin, k_count;       // k_begin is a multiple of 256, so panels never cut a block
   int64_t block_begin() const { return k_begin / x->block; }

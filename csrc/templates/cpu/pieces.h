@@ -11,7 +11,9 @@ namespace lowbit::cpu::LOWBIT_ISA_NS {
 namespace {
 
 template <ActType A>
-constexpr int kPieces = A == ActType::kFloat32 ? 3 : A == ActType::kFloat16 ? 2 : 1;
+constexpr int kPieces = A == ActType::kFloat32   ? 3
+                        : A == ActType::kFloat16 ? 2
+                                                 : 1;
 
 template <ActType A>
 void split_token(const Input& x, int64_t token, int64_t k, const Planes& out) {
@@ -21,7 +23,7 @@ void split_token(const Input& x, int64_t token, int64_t k, const Planes& out) {
   constexpr int P = kPieces<A>;
   float scale = 1;
   if constexpr (A == ActType::kInt8) scale = int8_scale(row, x.type, k, out.k_padded);
-  uint16_t* pieces = reinterpret_cast<uint16_t*>(out.digits) + token * P * out.k_padded;
+  uint16_t* pieces = reinterpret_cast<uint16_t*>(out.digits) + token * P * out.pitch;
   for (int64_t b = 0; b < out.blocks; ++b) {
     const int64_t end = std::min((b + 1) * out.block, out.k_padded);
     F sum = Simd::zero();
@@ -29,10 +31,10 @@ void split_token(const Input& x, int64_t token, int64_t k, const Planes& out) {
       F v = load_row(row, x.type, i, k);
       if constexpr (A == ActType::kInt8) v = int8_value(v, scale);
       sum = Simd::add(sum, v);
-      unrolled<0, P>([&](auto p) LOWBIT_FORCE_INLINE { v = Simd::split_pairs(v, pieces + p * out.k_padded + i); });
+      unrolled<0, P>([&](auto p) LOWBIT_FORCE_INLINE { v = Simd::split_pairs(v, pieces + p * out.pitch + i); });
     }
-    out.scale[token * out.blocks + b] = scale;
-    out.sum[token * out.blocks + b] = Simd::reduce_add(sum) * scale;
+    out.scale[b * out.tokens + token] = scale;
+    out.sum[b * out.tokens + token] = Simd::reduce_add(sum) * scale;
   }
 }
 
@@ -61,7 +63,7 @@ void run_pairs(const MatmulArgs& a) {
       a, [&](const Input& input, int64_t t, const Planes& x) { split_token<A>(input, t, a.w.k, x); },
       [&](const Planes& x, int64_t token) {
         run_panels(
-            a, x, token, 2, [&](const PlanesPanel& p, uint8_t* bytes) { unpack_pairs<D>(a.w, p, bytes); },
+            a, x, token, 2, 0, [&](const PlanesPanel& p, uint8_t* bytes) { unpack_pairs<D>(a.w, p, bytes); },
             [](const PlanesPanel& p) { pairs_product(p); });
       });
 }

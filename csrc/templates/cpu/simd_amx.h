@@ -33,10 +33,10 @@ struct Tiles {
   LOWBIT_INLINE void store(void* p, int64_t stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(stride), "i"(T) : "memory");
   }
-  // C += A (signed bytes, tokens x k) times B (unsigned bytes, k x rows), exact in int32.
+  // C += A (signed bytes, tokens x k) times B (signed bytes, k x rows), exact in int32.
   template <int C, int A, int B>
-  LOWBIT_INLINE void dot(uint8_t) {
-    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+  LOWBIT_INLINE void dot(int8_t) {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
   }
   // The same for bfloat16 pairs, summed in fp32.
   template <int C, int A, int B>

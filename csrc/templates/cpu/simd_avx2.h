@@ -9,8 +9,9 @@ namespace {
 
 struct Simd {
   static constexpr int kLanes = 8;
-  static constexpr bool kByteDot = false;  // Why: without VNNI an exact byte product costs more than a conversion and an FMA
-  static constexpr int kTokens = 6;        // 12 accumulators, two weights and a broadcast: 15 of 16 registers
+  static constexpr bool kByteDot =
+      false;                         // Why: without VNNI an exact byte product costs more than a conversion and an FMA
+  static constexpr int kTokens = 6;  // 12 accumulators, two weights and a broadcast: 15 of 16 registers
   using F = __m256;
   using B = __m256i;
 
@@ -39,7 +40,8 @@ struct Simd {
   }
   template <class Table>
   LOWBIT_INLINE void decode(B codes, F out[4]) {
-    unrolled<0, 4>([&](auto j) LOWBIT_FORCE_INLINE { out[j] = _mm256_i32gather_ps(Table::values, byte_of(codes, j), 4); });
+    unrolled<0, 4>([&](auto j)
+                       LOWBIT_FORCE_INLINE { out[j] = _mm256_i32gather_ps(Table::values, byte_of(codes, j), 4); });
   }
 
   // --- floats --------------------------------------------------------------------------------------------------

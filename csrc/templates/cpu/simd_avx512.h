@@ -134,7 +134,8 @@ struct Simd {
 
   // --- integers ------------------------------------------------------------------------------------------------
   LOWBIT_INLINE I broadcast(const int32_t* p) { return _mm512_set1_epi32(*p); }
-  LOWBIT_INLINE I add_int(I a, const int32_t* p) { return _mm512_add_epi32(a, _mm512_loadu_si512(p)); }
+  LOWBIT_INLINE F to_float(const int32_t* p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }
+  LOWBIT_INLINE B sub_bytes(B v, int m) { return _mm512_sub_epi8(v, _mm512_set1_epi8(static_cast<char>(m))); }
   LOWBIT_INLINE F to_float(I v) { return _mm512_cvtepi32_ps(v); }
   // acc[lane] + sum over j of byte j of w (unsigned) times x[j] (signed), exact.
   // Why asm: gcc 12 hoists the broadcast of x into a register of its own and then spills accumulators.
@@ -160,7 +161,8 @@ struct Simd {
     const I bits = _mm512_castps_si512(v);
     const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16));
     constexpr int kSwap = _MM_SHUFFLE(3, 1, 2, 0);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, kSwap), kSwap));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, kSwap), kSwap));
     const I upper = _mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000)));
     return _mm512_sub_ps(v, _mm512_castsi512_ps(upper));
   }
