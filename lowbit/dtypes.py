@@ -82,7 +82,7 @@ class WeightType:
 
 @dataclass(frozen=True)
 class ActType:
-    """One activation type. ``torch_name`` is the type of the caller's x; ``on_the_fly`` means x is quantized per token."""
+    """One activation type. ``on_the_fly``: the caller's x is of a float type, and is quantized per token."""
 
     name: str
     tag: str
