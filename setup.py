@@ -83,7 +83,7 @@ def build():
     (ROOT / "build/build.ninja").write_text(ninja_file(cxx, torch_headers(), generate()))
     command = [ninja, "-f", "build/build.ninja"] + [f"-j{n}" for n in [os.environ.get("MAX_JOBS")] if n]
     if subprocess.call([*command, "objects"], cwd=ROOT):
-        stop("a source does not compile, see above")
+        stop("a source does not compile, see above; the oldest compiler that knows every instruction set is g++ 11")
     for kind in kinds:
         if subprocess.call([*command, f"build/{kind}/{LIBRARY}"], cwd=ROOT) == 0:
             return ROOT / f"build/{kind}/{LIBRARY}", kind

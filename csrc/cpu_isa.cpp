@@ -136,6 +136,7 @@ const char* lowbit_isas() {
 const char* lowbit_isa() { return lowbit::isa(lowbit::current_isa()).name; }
 
 int lowbit_set_isa(const char* name) {
+  if (name == nullptr) return 1;
   for (int i = 0; i < lowbit::kCount; ++i) {
     if (std::string_view(lowbit::isa(i).name) != name) continue;
     if (!lowbit::isa(i).usable) return 2;
