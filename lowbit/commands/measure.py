@@ -91,18 +91,25 @@ class CausalMeter:
         if len(ids) > count * window:
             self.batches.append((tokens[None, count * window : -1], tokens[None, count * window + 1 :]))
         self.steps, self.tokens = len(self.batches), len(ids)
+        self.float_log_p = []  # the float model's predictions, where they take little memory
+        self.keep = len(ids) * config.vocab_size <= 1 << 26
         self.prompt = tokens[None, : min(64, limit // 4)]
         self.new = min(128, limit - self.prompt.shape[1] - 1)
 
     @torch.inference_mode()
     def quality(self, model, reference, progress) -> dict:
-        """bits_a_byte of ``model``; with a ``reference`` also kl and same (share of equal top tokens)."""
+        """bits_a_byte of ``model``; with a ``reference`` also kl and same (share of equal top tokens).
+
+        The first call is for the float model, which is the reference of all others.
+        """
         bits = kl = same = 0.0
-        for inputs, targets in self.batches:
+        for i, (inputs, targets) in enumerate(self.batches):
             log_p = torch.log_softmax(model(inputs).logits.float(), -1)
             bits -= float(log_p.gather(-1, targets[..., None]).sum(dtype=torch.float64))
+            if reference is None and self.keep:
+                self.float_log_p.append(log_p)
             if reference is not None:
-                log_q = torch.log_softmax(reference(inputs).logits.float(), -1)
+                log_q = self.float_log_p[i] if self.keep else torch.log_softmax(reference(inputs).logits.float(), -1)
                 kl += float((log_q.exp() * (log_q - log_p)).sum(dtype=torch.float64))
                 same += float((log_q.argmax(-1) == log_p.argmax(-1)).sum())
             progress.step()
@@ -158,7 +165,7 @@ class EncoderMeter:
         return torch.nn.functional.normalize(torch.cat(rows), dim=-1)
 
     def quality(self, model, reference, progress) -> dict:
-        """With a ``reference``: cosine, worst, same; the reference must be the model of the first call."""
+        """With a ``reference``: cosine, worst, same; the reference is the model of the first call."""
         embeddings = self.embed(model, self.batches)
         progress.step()
         if reference is None:

@@ -29,6 +29,11 @@ class Progress:
         if self.live and time.monotonic() - self.drawn > 0.05:
             self._draw()
 
+    def note(self, done: int, total: int, label: str) -> None:
+        """Show what goes on inside a step (only on a terminal): `label`, number `done` of `total`."""
+        self.label = f"{done}/{total} {label}"
+        self.step(0)
+
     def _draw(self) -> None:
         self.drawn = time.monotonic()
         filled = 30 * self.done // self.total
