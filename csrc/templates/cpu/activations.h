@@ -58,6 +58,11 @@ inline float power_of_two(int e) {  // e in -126..127
   return __builtin_bit_cast(float, static_cast<uint32_t>(e + 127) << 23);
 }
 
+template <ActType A>
+constexpr int kPlanes = A == ActType::kFloat32 ? 3
+                        : A == ActType::kInt8  ? 1
+                                               : 2;
+
 // act = int8: the scale of a token (NaN where it holds a NaN or an infinity), and x as multiples of it.
 // Why: a true division, so that ties round as in x / scale.
 inline float int8_scale(const char* row, FloatType type, int64_t k, int64_t k_padded) {

@@ -4,8 +4,7 @@
 // products are exact and only their fp32 sums round. k is stored in the order 0, 2, 1, 3 of each quad, which is how
 // Simd::decode_pairs leaves the weights.
 #pragma once
-#include "activations.h"
-#include "panel.h"
+#include "bytes.h"
 
 namespace lowbit::cpu::LOWBIT_ISA_NS {
 namespace {

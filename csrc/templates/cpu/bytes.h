@@ -1,0 +1,190 @@
+// Products on bytes: exact integers inside a block of k, for weights whose values a byte holds (ByteForm).
+//
+//   x -> digit planes (activations.h)     M = 1: direct_planes, straight from the packed planes
+//                                         M > 1: unpack a panel -> planes_product (product.h)
+#pragma once
+#include "call.h"
+
+namespace lowbit::cpu::LOWBIT_ISA_NS {
+namespace {
+
+// --- M = 1 on bytes: straight from the packed planes, each byte read once ------------------------------------------
+// kDirect row blocks at a time: their accumulators hide the latency of the dot products, and four streams suit the
+// prefetcher. Chunks of 32 k hold one part of a block, or two blocks of 16.
+constexpr int kDirect = 4;
+
+// acc[p] += quads [From, To) of a chunk times plane p of x.
+template <class D, int P, int From, int To>
+LOWBIT_INLINE void dot_quads(const uint8_t* chunk, const int8_t* digits, int64_t plane, Simd::I acc[P]) {
+  unrolled<From, To>([&](auto q) LOWBIT_FORCE_INLINE {
+    const Simd::B w = unpack_quad<q>(D{}, chunk);
+    unrolled<0, P>([&](auto p) LOWBIT_FORCE_INLINE { acc[p] = Simd::dot(acc[p], w, digits + p * plane + q * kQuad); });
+  });
+}
+
+template <int P>
+LOWBIT_INLINE void scale_block(const MatmulArgs& a, const Planes& x, int64_t row_block, int64_t block, Simd::I acc[P],
+                               Simd::F& sum) {
+  Simd::F v = Simd::to_float(acc[0]);
+  unrolled<1, P>([&](auto p) LOWBIT_FORCE_INLINE { v = Simd::fma(v, Simd::set1(256.0f), Simd::to_float(acc[p])); });
+  const GroupVectors g = load_group(a.w, row_block, a.w.group_size > 0 ? block : 0, 0);
+  sum = Simd::fma(g.scale, Simd::mul(v, Simd::set1(x.scale[block])), sum);
+  if (g.has_zero) sum = Simd::fma(g.zero, Simd::set1(x.sum[block]), sum);
+}
+
+template <class D, int P>
+void direct_planes(const MatmulArgs& a, const Planes& x, int64_t row_block) {
+  using I = Simd::I;
+  using F = Simd::F;
+  const uint8_t* codes[kDirect];
+  F sum[kDirect];
+  I acc[kDirect][P];
+  unrolled<0, kDirect>([&](auto r) LOWBIT_FORCE_INLINE {
+    codes[r] = row_block_codes(a.w, row_block + r, D::kBits);
+    sum[r] = Simd::zero();
+  });
+  auto start_block = [&](int64_t block) __attribute__((always_inline)) {
+    unrolled<0, P>([&](auto p) LOWBIT_FORCE_INLINE {
+      const I start = Simd::broadcast(x.start + block * P + p);
+      unrolled<0, kDirect>([&](auto r) LOWBIT_FORCE_INLINE { acc[r][p] = start; });
+    });
+  };
+  auto end_block = [&](int64_t block) __attribute__((always_inline)) {
+    unrolled<0, kDirect>([&](auto r)
+                             LOWBIT_FORCE_INLINE { scale_block<P>(a, x, row_block + r, block, acc[r], sum[r]); });
+  };
+
+  if (x.block >= kChunk) {
+    const int64_t chunks = x.k_padded / kChunk;
+    const int64_t chunks_a_block = x.block / kChunk;
+    for (int64_t block = 0, chunk = 0; block < x.blocks; ++block) {
+      start_block(block);
+      for (const int64_t end = std::min(chunk + chunks_a_block, chunks); chunk < end; ++chunk)
+        unrolled<0, kDirect>([&](auto r) LOWBIT_FORCE_INLINE {
+          const uint8_t* at = codes[r] + chunk * chunk_bytes(D::kBits);
+          Simd::prefetch_ahead<D::kBits>(at);
+          dot_quads<D, P, 0, kQuads>(at, x.digits + chunk * kChunk, x.pitch, acc[r]);
+        });
+      end_block(block);
+    }
+  } else {  // blocks of 16: the first or the second half of a chunk
+    for (int64_t block = 0; block < x.blocks; ++block) {
+      start_block(block);
+      unrolled<0, kDirect>([&](auto r) LOWBIT_FORCE_INLINE {
+        const uint8_t* at = codes[r] + block / 2 * chunk_bytes(D::kBits);
+        const int8_t* digits = x.digits + block / 2 * kChunk;
+        if (block % 2 == 0) {
+          dot_quads<D, P, 0, kQuads / 2>(at, digits, x.pitch, acc[r]);
+        } else {
+          dot_quads<D, P, kQuads / 2, kQuads>(at, digits, x.pitch, acc[r]);
+        }
+      });
+      end_block(block);
+    }
+  }
+  unrolled<0, kDirect>([&](auto r) LOWBIT_FORCE_INLINE { store_rows(a, 0, (row_block + r) * kRows, sum[r]); });
+}
+
+// Tiles multiply signed bytes, so there the offset is taken off here (from uint8 half of the range, which the caller
+// then adds to the zeros); vectors multiply unsigned ones and start from -offset * sum of x.
+#if defined(LOWBIT_ISA_TILES)
+constexpr bool kSignedPanels = true;
+#else
+constexpr bool kSignedPanels = false;
+#endif
+
+template <class D>
+void unpack_bytes(const Weight& w, const PlanesPanel& panel, int offset, uint8_t* bytes) {
+  for (int64_t r = 0; r < panel.row_blocks; ++r) {
+    const uint8_t* codes = row_block_codes(w, panel.row_block + r, D::kBits);
+    uint8_t* out = bytes + r * panel.k_count * kRows;
+    for (int64_t k = 0; k < panel.k_count; k += kChunk, out += kQuads * kVector) {
+      const uint8_t* chunk = codes + (panel.k_begin + k) / kChunk * chunk_bytes(D::kBits);
+      unrolled<0, kQuads>([&](auto q) LOWBIT_FORCE_INLINE {
+        Simd::B byte = unpack_quad<q>(D{}, chunk);
+        if constexpr (kSignedPanels) byte = Simd::sub_bytes(byte, offset);
+        Simd::store_bytes(out + q * kVector, byte);
+      });
+    }
+  }
+}
+
+// The M > 1 call on byte or pair panels: `fill` unpacks a panel, `product` adds it to the sums of all tokens.
+template <class Fill, class Product>
+void run_panels(const MatmulArgs& a, const Planes& x, int64_t first_token, int64_t bytes_a_code, int add_back,
+                const Fill& fill, const Product& product) {
+  const int64_t row_blocks = ceil_div(a.w.n, kRows);
+  const int64_t take = rows_a_task(row_blocks, kPanelBlocks, a.run.threads);
+  auto task = [&](int64_t begin, int64_t end) {
+    const int64_t panel_bytes = take * kRows * std::min(kPanelK, x.k_padded) * bytes_a_code;
+    const size_t sum_bytes = static_cast<size_t>(x.tokens * take) * kRows * sizeof(float);
+    uint8_t* bytes = static_cast<uint8_t*>(scratch(Scratch::kPanel, panel_bytes + sum_bytes));
+    float* sums = reinterpret_cast<float*>(bytes + panel_bytes);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t rows = round_up(std::min(take, row_blocks - i * take), 2);
+      std::memset(sums, 0, static_cast<size_t>(x.tokens * rows) * kRows * sizeof(float));
+      for (int64_t k = 0; k < x.k_padded; k += kPanelK) {
+        const int64_t count = std::min(kPanelK, x.k_padded - k);
+        const PlanesPanel panel{&x, &a.w, bytes, sums, static_cast<float>(add_back), i * take, rows, k, count};
+        fill(panel, bytes);
+        product(panel);
+      }
+      store_slab(a, first_token, x.tokens, i * take * kRows, rows, sums);
+    }
+  };
+  parallel(a.run, ceil_div(row_blocks, take), 1, task);
+}
+
+// Prepares x a slab at a time (P rows of Bytes bytes a value for each token) and calls multiply(x, first token).
+template <int P, int Bytes, class Prepare, class Multiply>
+void run_slabs(const MatmulArgs& a, const Prepare& prepare, const Multiply& multiply) {
+  const int64_t k_padded = round_up(a.w.k, kChunk);
+  const int64_t block = block_size(a.w.group_size);
+  const int64_t blocks = ceil_div(a.w.k, block);
+  const int64_t pitch = row_pitch(k_padded, Bytes);
+  const int64_t slab = slab_tokens(a, P * Bytes * pitch);
+  char* memory = static_cast<char*>(scratch(Scratch::kActivations, planes_bytes(slab, pitch, blocks, P * Bytes)));
+  for (int64_t token = 0; token < a.x.m; token += slab) {
+    const int64_t tokens = std::min(slab, a.x.m - token);
+    Planes x{tokens, k_padded, pitch, block, blocks, P, reinterpret_cast<int8_t*>(memory), nullptr, nullptr, nullptr};
+    x.scale = reinterpret_cast<float*>(memory + P * Bytes * tokens * pitch);
+    x.sum = x.scale + tokens * blocks;
+    x.start = reinterpret_cast<int32_t*>(x.sum + tokens * blocks);
+    const Input input = slab_of(a.x, token, tokens);
+    auto task = [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) prepare(input, t, x);
+    };
+    parallel(a.run, tokens, std::max<int64_t>(1, 32768 / k_padded), task);
+    multiply(x, token);
+  }
+}
+
+template <class D, int P>
+void run_planes(const MatmulArgs& a, ByteForm form) {
+  const float unit = power_of_two(-form.shift);
+  // Why: codes of uint8 fill all of a byte; half of the range makes them signed and goes to the zeros instead.
+  const int add_back = kSignedPanels && D::kBits == 8 && form.offset == 0 ? 128 : 0;
+  const int panel_offset = form.offset + add_back;
+  run_slabs<P, 1>(
+      a,
+      [&](const Input& input, int64_t t, const Planes& x) { quantize_token<P>(input, t, a.w.k, unit, form.offset, x); },
+      [&](const Planes& x, int64_t token) {
+        if (a.x.m == 1) {
+          auto task = [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) direct_planes<D, P>(a, x, i * kDirect);
+          };
+          return parallel(a.run, ceil_div(ceil_div(a.w.n, kRows), kDirect), 1, task);
+        }
+        run_panels(
+            a, x, token, 1, add_back,
+            [&](const PlanesPanel& p, uint8_t* bytes) { unpack_bytes<D>(a.w, p, panel_offset, bytes); },
+            [](const PlanesPanel& p) {
+              if constexpr (P == 1) planes_product_1(p);
+              if constexpr (P == 2) planes_product_2(p);
+              if constexpr (P == 3) planes_product_3(p);
+            });
+      });
+}
+
+}  // namespace
+}  // namespace lowbit::cpu::LOWBIT_ISA_NS
