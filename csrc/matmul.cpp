@@ -16,7 +16,9 @@ int threads() { return forked() ? 1 : static_cast<int>(torch::stable::get_num_th
 
 Weight check_weight(const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& zeros, int64_t n, int64_t k,
                     int64_t weight, int64_t group_size, int64_t zero_kind) {
-  STD_TORCH_CHECK(n >= 1 && k >= 1, "n and k must be at least 1, got ", n, " and ", k);
+  // Why 2^31: every product of padded sizes below then fits in 64 bits.
+  constexpr int64_t kLimit = int64_t{1} << 31;
+  STD_TORCH_CHECK(n >= 1 && n < kLimit && k >= 1 && k < kLimit, "n and k must be 1 to 2^31 - 1, got ", n, " and ", k);
   STD_TORCH_CHECK(weight >= 0 && weight < kWeightTypes, "weight must be 0 to ", kWeightTypes - 1, ", got ", weight);
   const bool whole_row = group_size == -1;
   STD_TORCH_CHECK(whole_row || (group_size >= 16 && group_size <= 256 && (group_size & (group_size - 1)) == 0),

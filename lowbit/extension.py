@@ -28,7 +28,8 @@ _OK, _UNKNOWN, _UNUSABLE = range(3)  # what lowbit_set_isa returns
 
 
 def load() -> ctypes.CDLL:
-    """Load the library, so that ``torch.ops.lowbit.*`` work; later calls return at once.
+    """Load the library, so that ``torch.ops.lowbit.*`` work; later calls return at once. All of lowbit does it when it
+    needs to; do it yourself before ``torch.export.load`` of a program that has these ops.
 
     Raises ExtensionError when it is missing or does not load, EnvironmentVariableError for a ``LOWBIT_FORCE_ISA`` that
     does not exist or that this CPU lacks.
@@ -108,8 +109,8 @@ def force_isa(name: str) -> Iterator[None]:
 def _open(path: Path) -> ctypes.CDLL:
     import torch
 
-    # Why here: ops are a later room, but their schemas must exist before any op of the library is called.
-    importlib.import_module(f"{__package__}.ops.schema")
+    # Why here: ops are a later room, but schemas, fakes and gradients must exist before any op is called.
+    importlib.import_module(f"{__package__}.ops.gradient")
     if not path.is_file():
         raise ExtensionError(
             f"lowbit's compiled library is missing, expected {path}: "

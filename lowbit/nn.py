@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from .errors import DtypeError, SchemeError, ShapeError
-from .ops.launch import product, scheme_numbers
+from .ops.launch import product
 from .ops.schema import check_act, check_x, type_name
 from .pack import PackedWeight, pack_weight
+from .pack.packed import op_numbers
 from .quantizers import quantize
 from .scheme import Scheme
 from .tensor import QuantTensor, stream_bytes
@@ -53,7 +54,7 @@ class Linear(nn.Linear):
         if n < 1 or k < 1:
             raise ShapeError(f"in_features and out_features must be at least 1, got {k} and {n}")
         check_act(act)
-        self._numbers = scheme_numbers(scheme, (n, k))
+        self._numbers = op_numbers(scheme, (n, k))
         groups, stored = (n, scheme.groups(k)), getattr(torch, scheme.scale_type)
         # Why not register_parameter: the property of that name stands in its way.
         self._parameters["weight"] = None

@@ -5,12 +5,9 @@ from __future__ import annotations
 import torch
 
 from .. import extension
-from ..dtypes import weight_id
 from ..errors import DeviceError, DtypeError, SchemeError, ShapeError
 from ..pack import PackedWeight
-from ..scheme import ZERO_KINDS, Scheme
 from ..tensor import QuantTensor
-from . import gradient  # noqa: F401  (its import registers the op matmul_grad)
 from .schema import FLOAT_IDS, QUANTIZED_IDS, check_act, check_bias, check_x, type_name
 
 extension.load()
@@ -41,20 +38,11 @@ def matmul(
         raise _not_packed(pw)
     if pw.layout != "cpu":
         raise DeviceError(f"expected a weight packed for the CPU, got layout {pw.layout!r}; use pack_weight(qt, 'cpu')")
-    try:
-        numbers = pw.numbers
-    except AttributeError:
-        numbers = pw.numbers = scheme_numbers(pw.scheme, pw.shape)
-    return product(x, pw.codes, pw.scales, pw.zeros, pw.perm, bias, numbers, act, out)
-
-
-def scheme_numbers(scheme: Scheme, shape: tuple[int, int]) -> tuple[int, int, int, int, int]:
-    """What the ops take after the tensors: n, k, weight id, group size, id of the zero kind."""
-    return (*shape, weight_id(scheme.weight), scheme.group_size, ZERO_KINDS.index(scheme.zero_kind))
+    return product(x, pw.codes, pw.scales, pw.zeros, pw.perm, bias, pw.numbers, act, out)
 
 
 def product(x, codes, scales, zeros, perm, bias, numbers, act=None, out=None) -> torch.Tensor:
-    """:func:`matmul` for the tensors of a packed weight (CPU layout) and its :func:`scheme_numbers`."""
+    """:func:`matmul` for the tensors of a packed weight (CPU layout) and its ``numbers``."""
     if not isinstance(x, torch.Tensor):
         raise DtypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
     n, k = numbers[:2]

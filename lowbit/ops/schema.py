@@ -10,7 +10,7 @@ import torch
 
 from ..dtypes import ACT_TYPES, WEIGHT_TYPES
 from ..errors import DeviceError, DtypeError, SchemeError, ShapeError
-from ..scheme import SCALE_TYPES, WHOLE_ROW, ZERO_KINDS
+from ..scheme import SCALE_TYPES, WHOLE_ROW, ZERO_KINDS, why_not
 
 _LIBRARY = torch.library.Library("lowbit", "DEF")
 # Why exact strides: a compiled graph may pad what it hands on, and the kernels read dense rows.
@@ -81,6 +81,9 @@ def _check_weight(codes, scales, zeros, n: int, k: int, weight: int, group_size:
         raise SchemeError(f"zeros go with zero kinds zero and min and only with them, got {ZERO_KINDS[zero_kind]}")
     if codes.dtype != torch.uint8:
         raise DtypeError(f"codes must be uint8, got {type_name(codes.dtype)}")
+    reason = why_not(WEIGHT_TYPES[weight], group_size=group_size)
+    if reason or n < 1 or k < 1:
+        raise SchemeError(reason or f"n and k must be at least 1, got {n} and {k}")
     blocks, groups = -(-n // 16), 1 if group_size == WHOLE_ROW else -(-k // group_size)
     _check_shape("codes", codes, (blocks, -(-k // 32), 64 * WEIGHT_TYPES[weight].bits))
     for name, tensor in (("scales", scales), ("zeros", zeros)):

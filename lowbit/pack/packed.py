@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from ..dtypes import WeightType
+from ..dtypes import WeightType, weight_id
 from ..errors import DeviceError, DtypeError, SchemeError
-from ..scheme import Scheme
+from ..scheme import ZERO_KINDS, Scheme
 from ..tensor import QuantTensor, stream_bytes
 from . import layout as _layout
 
@@ -21,17 +21,16 @@ class PackedWeight:
 
     codes: uint8 in ``layout`` (formula and picture: lowbit/pack/layout.py); scales, zeros: ``[N/16 rounded up, G, 16]``
     in their own type, zeros None without a zero point; perm: int32 ``[K]`` or None (the product reads
-    ``x[..., perm]``); scheme: the :class:`~lowbit.scheme.Scheme`; shape: ``(N, K)`` unpadded; layout: its name.
+    ``x[..., perm]``); scheme: the :class:`~lowbit.scheme.Scheme`; shape: ``(N, K)`` unpadded; layout: its name;
+    numbers: :func:`op_numbers`.
     """
 
     def __init__(self, codes, scales, zeros, perm, *, scheme: Scheme, shape: tuple[int, int], layout: str):
-        self.codes = codes
-        self.scales = scales
-        self.zeros = zeros
-        self.perm = perm
+        self.codes, self.scales, self.zeros, self.perm = map(_fixed, (codes, scales, zeros, perm))
         self.scheme = scheme
         self.shape = shape
         self.layout = layout
+        self.numbers = op_numbers(scheme, shape)
 
     @property
     def dtype(self) -> WeightType:
@@ -126,6 +125,17 @@ def pack_weight(qt: QuantTensor, device="cpu", *, layout: str | None = None) -> 
     )
     _finish(device)
     return packed
+
+
+def op_numbers(scheme: Scheme, shape: tuple[int, int]) -> tuple[int, int, int, int, int]:
+    """What the product ops take after the tensors: n, k, id of the weight type, group size, id of the zero kind."""
+    return (*shape, weight_id(scheme.weight), scheme.group_size, ZERO_KINDS.index(scheme.zero_kind))
+
+
+def _fixed(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    # Why parameters: torch.compile takes their sizes as fixed. Those of a tensor it would take for the batch size of
+    # an x that has the same one, and compile again for the next batch.
+    return None if tensor is None else torch.nn.Parameter(tensor, requires_grad=False)
 
 
 def _device(device) -> torch.device:
