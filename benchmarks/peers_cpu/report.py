@@ -29,7 +29,9 @@ def versions(plugins: list[str]) -> dict[str, str]:
 
 def spread(values: list[float]) -> dict[str, float] | None:
     """Least, median and most; None when there is nothing."""
-    return {"least": min(values), "median": statistics.median(values), "most": max(values)} if values else None
+    return (
+        {"least": min(values), "median": round(statistics.median(values), 1), "most": max(values)} if values else None
+    )
 
 
 def cell(row: dict | None, m: int) -> str:
