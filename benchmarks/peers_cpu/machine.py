@@ -15,6 +15,8 @@ from .timing import measure
 # A chain of 8 dependent imul (3 cycles each on every x86 of the last 15 years), then dec, jnz: rdi counts the rounds.
 _IMUL_CHAIN = bytes.fromhex("480fafc0" * 8 + "48ffcf" + "75db" + "c3")
 _IMUL_CYCLES = 24
+# Add a word of every cache line of four streams: rdi start, rsi lines of a stream, rdx its length, rcx three times it.
+_READ_LINES = bytes.fromhex("480307" + "48030417" + "48030457" + "4803040f" + "4883c740" + "48ffce" + "75e8" + "c3")
 _CHUNK_MB = 32  # a part of the buffer that is read in one sample
 
 
@@ -46,29 +48,34 @@ def features() -> list[str]:
     return [name for name in wanted if name in names]
 
 
+class _Code:
+    """Machine code (x86-64, System V) as a function of ctypes; it runs without Python's lock."""
+
+    def __init__(self, code: bytes, *argument_types):
+        if platform.machine() != "x86_64":
+            raise OSError("the code is for x86-64")
+        self._page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+        self._page.write(code)
+        self._anchor = ctypes.c_char.from_buffer(self._page)
+        self.call = ctypes.CFUNCTYPE(None, *argument_types)(ctypes.addressof(self._anchor))
+
+
 def clock_ghz() -> float | None:
     """Clock of the core we run on, from a chain of multiplications; None where that code can't run."""
-    if platform.machine() != "x86_64":
-        return None
     try:
-        page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    except OSError:  # Why: some systems refuse memory that can be written and run.
+        chain = _Code(_IMUL_CHAIN, ctypes.c_uint64)
+    except OSError:  # Why: another CPU, or a system that refuses memory that can be written and run.
         return None
-    page.write(_IMUL_CHAIN)
-    anchor = ctypes.c_char.from_buffer(page)
-    chain = ctypes.CFUNCTYPE(None, ctypes.c_uint64)(ctypes.addressof(anchor))
     rounds = 400_000  # about 3 ms
-    best = min(_seconds(chain, rounds) for _ in range(15))
-    del chain, anchor
-    page.close()
-    return round(rounds * _IMUL_CYCLES / best / 1e9, 2)
+    return round(rounds * _IMUL_CYCLES / min(_seconds(chain.call, rounds) for _ in range(15)) / 1e9, 2)
 
 
 class Reader:
     """A buffer to read: the rate at which weights could arrive at best, on the machine as it is at this moment.
 
-    libc's memchr for a byte that is not there: wide loads and nothing else. On a shared machine the rate moves by a
-    factor of two or more within minutes, so it is taken again beside every pass, with the filter of every other sample.
+    One load from every cache line, in four streams; where that code can't run, libc's memchr, which is slower. On a
+    shared machine the rate moves by a factor of two or more within minutes, so it is taken again beside every pass,
+    with the filter of every other sample.
     """
 
     def __init__(self, megabytes: int):
@@ -82,21 +89,31 @@ class Reader:
         self._anchor = ctypes.c_char.from_buffer(self._buffer)
         self._base = ctypes.addressof(self._anchor)
         ctypes.memset(self._base, 0, len(self._buffer))
-        self._memchr = ctypes.CDLL(None).memchr
-        self._memchr.argtypes, self._memchr.restype = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], ctypes.c_void_p
+        self._read = self._best_read()
+
+    @staticmethod
+    def _best_read():
+        """A function of (address, bytes) that reads them."""
+        try:
+            lines = _Code(_READ_LINES, *[ctypes.c_uint64] * 4)
+        except OSError:  # Why: as for the clock.
+            memchr = ctypes.CDLL(None).memchr
+            memchr.argtypes, memchr.restype = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], ctypes.c_void_p
+            return lambda start, size: memchr(start, 1, size)
+        return lambda start, size: lines.call(start, size // 256, size // 4, size // 4 * 3)
 
     def gbs(self, threads: int, seconds: float = 0.1) -> float | None:
         """GB/s of reading the buffer over and over, each thread its own part of each chunk; None without clean samples.
 
         With several threads, handing out the parts is inside the time (some tens of microseconds a chunk).
         """
-        part = (_CHUNK_MB << 20) // threads
+        part = (_CHUNK_MB << 20) // threads // 4096 * 4096
         with ThreadPoolExecutor(max(1, threads - 1)) as pool:
 
             def chunk(i: int) -> None:
                 first = self._base + (i * _CHUNK_MB << 20)
-                others = [pool.submit(self._memchr, first + t * part, 1, part) for t in range(1, threads)]
-                self._memchr(first, 1, part)
+                others = [pool.submit(self._read, first + t * part, part) for t in range(1, threads)]
+                self._read(first, part)
                 for other in others:
                     other.result()
 

@@ -29,9 +29,7 @@ def versions(plugins: list[str]) -> dict[str, str]:
 
 def spread(values: list[float]) -> dict[str, float] | None:
     """Least, median and most; None when there is nothing."""
-    return (
-        {"least": min(values), "median": round(statistics.median(values), 1), "most": max(values)} if values else None
-    )
+    return {"least": min(values), "median": round(statistics.median(values), 1), "most": max(values)}
 
 
 def cell(row: dict | None, m: int) -> str:
