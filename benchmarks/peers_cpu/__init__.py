@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatch
 
 from . import lowbit_side, openvino_sides, ort_sides, plugin, torch_sides
@@ -21,7 +22,7 @@ def collect(args) -> tuple[list[Side], dict[str, str]]:
     }
     sides, skipped = [], {}
     for name, make in sources.items():
-        if args.only and not any(fnmatch(name, p.split()[0]) for p in args.only):
+        if args.only and not any(_may_fit(name, pattern) for pattern in args.only):
             continue  # Why: a library that nobody asked for is not imported.
         try:
             sides += make()
@@ -38,3 +39,9 @@ def collect(args) -> tuple[list[Side], dict[str, str]]:
     if args.only:
         sides = [s for s in sides if any(fnmatch(s.name, p) for p in args.only)]
     return [s for s in sides if not any(fnmatch(s.name, p) for p in args.skip)], skipped
+
+
+def _may_fit(family: str, pattern: str) -> bool:
+    """Whether some side of the family could have a name that fits, judged by what comes before the first wildcard."""
+    head = re.split(r"[*?\[ ]", pattern)[0]
+    return family.startswith(head) or head.startswith(family)
