@@ -30,61 +30,73 @@ LOWBIT_INLINE Affine row_vector_affine(const Weight& w, int64_t row_vector, int6
 }
 
 // Eight sums, one for each parity of the quad and each k of a quad, hide the latency of the multiply-adds.
-// Why one row vector at a time: with more, gcc keeps the broadcasts of x in registers for all of them and spills.
 constexpr int kSums = 2 * kQuad;
 
 // Adds quads [From, To) of a chunk times x to the sums, dequantized in registers; kScaled: W itself, else bare values.
 template <class D, bool kScaled, int From, int To>
 LOWBIT_INLINE void fma_quads(const uint8_t* chunk, const float* values, const Affine& w, Simd::F sums[kSums]) {
+  Simd::F acc[kSums];
+  unrolled<0, kSums>([&](auto i) LOWBIT_FORCE_INLINE { acc[i] = sums[i]; });
   unrolled<From, To>([&](auto q) LOWBIT_FORCE_INLINE {
     Simd::F v[kQuad];
     to_floats(D{}, unpack_quad<q>(D{}, chunk), v);
     unrolled<0, kQuad>([&](auto j) LOWBIT_FORCE_INLINE {
       constexpr int i = q % 2 * kQuad + j;
       if constexpr (kScaled) v[j] = Simd::fma(v[j], w.scale, w.add);
-      sums[i] = Simd::fma(v[j], Simd::set1(values[q * kQuad + j]), sums[i]);
+      acc[i] = Simd::fma(v[j], Simd::set1(values[q * kQuad + j]), acc[i]);
     });
   });
+  unrolled<0, kSums>([&](auto i) LOWBIT_FORCE_INLINE { sums[i] = acc[i]; });
 }
 
-// M = 1: one row vector. Without zeros and offsets (kScaled false) the scale waits for the end of a block.
+// M = 1: kStreams row vectors at a time, chunk by chunk, so that several streams keep the memory busy. Why loops and
+// not registers: unrolled, gcc keeps the broadcasts of x for all of them and spills; a row vector's sums wait in L1.
+// Without zeros and offsets (kScaled false) the scale waits for the end of a block.
+constexpr int kStreams = 4;
+
 template <class D, bool kScaled>
 void direct_floats(const MatmulArgs& a, const FloatRows& x, ByteForm form, int64_t row_vector) {
   using F = Simd::F;
-  const uint8_t* codes = row_vector_codes(a.w, row_vector, D::kBits);
   const int64_t stride = chunk_bytes(D::kBits);
   const int64_t chunks = x.k_padded / kChunk;
-  F total = Simd::zero();
-  F sums[kSums];
-  auto clear = [&]() LOWBIT_FORCE_INLINE {
-    unrolled<0, kSums>([&](auto i) LOWBIT_FORCE_INLINE { sums[i] = Simd::zero(); });
-  };
-  auto collect = [&](F scale) LOWBIT_FORCE_INLINE {
-    F sum = sums[0];
-    unrolled<1, kSums>([&](auto i) LOWBIT_FORCE_INLINE { sum = Simd::add(sum, sums[i]); });
-    total = Simd::fma(sum, scale, total);
-  };
-  clear();
+  const uint8_t* codes[kStreams];
+  Affine w[kStreams];
+  F total[kStreams];
+  F sums[kStreams][kSums];
+  for (int r = 0; r < kStreams; ++r) {
+    codes[r] = row_vector_codes(a.w, row_vector + r, D::kBits);
+    total[r] = Simd::zero();
+    for (int i = 0; i < kSums; ++i) sums[r][i] = Simd::zero();
+  }
   for (int64_t block = 0; block < x.blocks; ++block) {
-    const Affine w = row_vector_affine(a.w, row_vector, block, form);
+    for (int r = 0; r < kStreams; ++r) w[r] = row_vector_affine(a.w, row_vector + r, block, form);
     const int64_t first = block * x.block / kChunk;
-    if (x.block >= kChunk) {
-      for (int64_t c = first; c < std::min(first + x.block / kChunk, chunks); ++c) {
-        Simd::prefetch_ahead<D::kBits>(codes + c * stride);
-        fma_quads<D, kScaled, 0, kQuads>(codes + c * stride, x.values + c * kChunk, w, sums);
+    const int64_t end = std::min(ceil_div((block + 1) * x.block, kChunk), chunks);
+    for (int64_t c = first; c < end; ++c) {
+      const float* values = x.values + c * kChunk;
+      for (int r = 0; r < kStreams; ++r) {
+        const uint8_t* chunk = codes[r] + c * stride;
+        Simd::prefetch_ahead<D::kBits>(chunk);
+        if (x.block >= kChunk) {
+          fma_quads<D, kScaled, 0, kQuads>(chunk, values, w[r], sums[r]);
+        } else if (block % 2 == 0) {  // blocks of 16: the first or the second half of a chunk
+          fma_quads<D, kScaled, 0, kQuads / 2>(chunk, values, w[r], sums[r]);
+        } else {
+          fma_quads<D, kScaled, kQuads / 2, kQuads>(chunk, values, w[r], sums[r]);
+        }
       }
-    } else if (block % 2 == 0) {  // blocks of 16: the first or the second half of a chunk
-      fma_quads<D, kScaled, 0, kQuads / 2>(codes + first * stride, x.values + first * kChunk, w, sums);
-    } else {
-      fma_quads<D, kScaled, kQuads / 2, kQuads>(codes + first * stride, x.values + first * kChunk, w, sums);
     }
-    if constexpr (!kScaled) {
-      collect(w.scale);
-      clear();
+    if (kScaled && block + 1 < x.blocks) continue;
+    for (int r = 0; r < kStreams; ++r) {
+      F sum = Simd::zero();
+      for (int i = 0; i < kSums; ++i) {
+        sum = Simd::add(sum, sums[r][i]);
+        sums[r][i] = Simd::zero();
+      }
+      total[r] = Simd::fma(sum, kScaled ? Simd::set1(1.0f) : w[r].scale, total[r]);
     }
   }
-  if constexpr (kScaled) collect(Simd::set1(1.0f));
-  store_rows(a, 0, row_vector * Simd::kLanes, total);
+  for (int r = 0; r < kStreams; ++r) store_rows(a, 0, (row_vector + r) * Simd::kLanes, total[r]);
 }
 
 // A panel of W itself.
@@ -139,13 +151,13 @@ void run_floats(const MatmulArgs& a, ByteForm form) {
         const bool scaled = a.w.zero_kind != ZeroKind::kNone || form.offset != 0;
         for (int64_t i = begin; i < end; ++i) {
           if (scaled) {
-            direct_floats<D, true>(a, x, form, i);
+            direct_floats<D, true>(a, x, form, i * kStreams);
           } else {
-            direct_floats<D, false>(a, x, form, i);
+            direct_floats<D, false>(a, x, form, i * kStreams);
           }
         }
       };
-      parallel(a.run, row_vectors, 4 * kParts, task);
+      parallel(a.run, ceil_div(row_vectors, kStreams), 1, task);
       return;
     }
     const int64_t take = rows_a_task(row_vectors, kFloatPanelRows / Simd::kLanes, a.run.threads);

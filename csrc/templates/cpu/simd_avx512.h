@@ -39,7 +39,7 @@ struct Simd {
   // Asks for one chunk of a stream of packed codes, kAhead bytes before it is used.
   template <int Bits>
   LOWBIT_INLINE void prefetch_ahead(const uint8_t* p) {
-    constexpr int kAhead = 2048;
+    constexpr int kAhead = 1024;
     for (int i = 0; i < Bits; ++i) _mm_prefetch(reinterpret_cast<const char*>(p) + kAhead + 64 * i, _MM_HINT_T0);
   }
 
@@ -137,6 +137,12 @@ struct Simd {
   LOWBIT_INLINE F to_float(const int32_t* p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }
   LOWBIT_INLINE B sub_bytes(B v, int m) { return _mm512_sub_epi8(v, _mm512_set1_epi8(static_cast<char>(m))); }
   LOWBIT_INLINE F to_float(I v) { return _mm512_cvtepi32_ps(v); }
+  LOWBIT_INLINE I broadcast(const int8_t* p) {
+    int32_t quad;
+    std::memcpy(&quad, p, sizeof(quad));
+    return _mm512_set1_epi32(quad);
+  }
+  LOWBIT_INLINE I dot(I acc, B w, I x) { return _mm512_dpbusd_epi32(acc, w, x); }
   // acc[lane] + sum over j of byte j of w (unsigned) times x[j] (signed), exact.
   // Why asm: gcc 12 hoists the broadcast of x into a register of its own and then spills accumulators.
   LOWBIT_INLINE I dot(I acc, B w, const int8_t* x) {
