@@ -17,6 +17,7 @@ from ..scheme import Scheme
 from .corpus import CHECKPOINT, HELD_OUT, kind_of_checkpoint, read_text
 from .progress import Progress
 
+_FACTS = ("lowbit", "torch", "python", "cpu", "in use", "threads")
 _ITEM = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
@@ -119,7 +120,7 @@ def _measure(args, types: list[str], folder: Path, kind: str, text: str) -> dict
             row["rate"] = statistics.median(pair[1] for pair in pairs)
             row["bits_a_weight"] = 8 * row["linear_bytes"] / row["linear_weights"]
             rows.append(row)
-    weights = rows[0]["linear_weights"]
+    weights, facts = rows[0]["linear_weights"], info()
     first |= size_as_saved(model, item)
     first |= {"linear_weights": weights, "linear_bytes": weights * item, "bits_a_weight": 8.0 * item}
     first["rate"] = statistics.median(rates)
@@ -130,7 +131,7 @@ def _measure(args, types: list[str], folder: Path, kind: str, text: str) -> dict
         "group_size": args.group_size,
         "method": args.method,
         "date": datetime.date.today().isoformat(),
-        "environment": {**info(), "transformers": version("transformers")},
+        "environment": {name: facts[name] for name in _FACTS} | {"transformers": version("transformers")},
         "columns": list(meter.columns),
         "notes": list(meter.about),
         "rows": [first, *rows],
@@ -165,7 +166,7 @@ def render(report: dict) -> str:
     head = [
         f"{report['model']}: {report['parameters'] / 1e6:.2f} M parameters; {text['bytes']} bytes of {text['file']}; "
         f"groups of {report['group_size']}, method {report['method']}",
-        f"{versions}; {facts['cpu']}, {facts['in use']} kernels, {facts['threads']} threads",
+        f"{versions}; {facts['cpu']}, {facts['in use']} kernels, threads: {facts['threads']}",
         "",
     ]
     foot = [
