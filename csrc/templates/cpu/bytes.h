@@ -86,17 +86,20 @@ constexpr bool kSignedPanels = true;
 constexpr bool kSignedPanels = false;
 #endif
 
-template <class D>
-void unpack_bytes(const Weight& w, const PlanesPanel& panel, int offset, uint8_t* bytes) {
+// Calls store(quad index, where it goes) for every quad of the panel, chunk by chunk; `width` is the bytes of a value.
+template <class D, class Store>
+LOWBIT_INLINE void unpack_panel(const Weight& w, const PlanesPanel& panel, int64_t width, Store&& store) {
+  const int64_t block = panel.x->block;
   for (int64_t r = 0; r < panel.row_blocks; ++r) {
     const uint8_t* codes = row_block_codes(w, panel.row_block + r, D::kBits);
-    uint8_t* out = bytes + r * panel.k_count * kRows;
-    for (int64_t k = 0; k < panel.k_count; k += kChunk, out += kQuads * kVector) {
-      const uint8_t* chunk = codes + (panel.k_begin + k) / kChunk * chunk_bytes(D::kBits);
-      unrolled<0, kQuads>([&](auto q) LOWBIT_FORCE_INLINE {
-        Simd::B byte = unpack_quad<q>(D{}, chunk);
-        if constexpr (kSignedPanels) byte = Simd::sub_bytes(byte, offset);
-        Simd::store_bytes(out + q * kVector, byte);
+    for (int64_t k = panel.k_begin; k < panel.k_begin + panel.k_count; k += kChunk) {
+      const uint8_t* chunk = codes + k / kChunk * chunk_bytes(D::kBits);
+      unrolled<0, 2>([&](auto half) LOWBIT_FORCE_INLINE {  // blocks of 16 part in the middle of a chunk
+        const int64_t at = k + half * kChunk / 2;
+        uint8_t* out = panel.at(at / block, r, width) + at % block * kRows * width;
+        unrolled<0, kQuads / 2>([&](auto q) LOWBIT_FORCE_INLINE {
+          store(unpack_quad<half * kQuads / 2 + q>(D{}, chunk), out + q * kVector * width);
+        });
       });
     }
   }
@@ -119,7 +122,7 @@ void run_panels(const MatmulArgs& a, const Planes& x, int64_t first_token, int64
       for (int64_t k = 0; k < x.k_padded; k += kPanelK) {
         const int64_t count = std::min(kPanelK, x.k_padded - k);
         const PlanesPanel panel{&x, &a.w, bytes, sums, static_cast<float>(add_back), i * take, rows, k, count};
-        fill(panel, bytes);
+        fill(panel);
         product(panel);
       }
       store_slab(a, first_token, x.tokens, i * take * kRows, rows, sums);
@@ -170,7 +173,12 @@ void run_planes(const MatmulArgs& a, ByteForm form) {
         }
         run_panels(
             a, x, token, 1, add_back,
-            [&](const PlanesPanel& p, uint8_t* bytes) { unpack_bytes<D>(a.w, p, panel_offset, bytes); },
+            [&](const PlanesPanel& p) {
+              unpack_panel<D>(a.w, p, 1, [&](Simd::B quad, uint8_t* out) LOWBIT_FORCE_INLINE {
+                if constexpr (kSignedPanels) quad = Simd::sub_bytes(quad, panel_offset);
+                Simd::store_bytes(out, quad);
+              });
+            },
             [](const PlanesPanel& p) {
               if constexpr (P == 1) planes_product_1(p);
               if constexpr (P == 2) planes_product_2(p);

@@ -9,13 +9,21 @@ namespace lowbit::cpu::LOWBIT_ISA_NS {
 struct PlanesPanel {
   const Planes* x;
   const Weight* w;
-  const uint8_t* bytes;  // [row block][quad][16 rows][4 k]; as bfloat16: [row block][quad][even, odd][16 rows][2 k]
+  // [block of k][row block][quad][16 rows][4 k]; as bfloat16: [block][row block][quad][even, odd][16 rows][2 k].
+  // Why blocks first: it is the order in which a product reads the panel, again and again, from L2.
+  uint8_t* bytes;
   float* sums;
   float add_back;                 // what the panel's bytes lack to the values; 0 but for signed panels of uint8
   int64_t row_block, row_blocks;  // the first row block of the panel in the weight, and how many it has
   int64_t k_begin, k_count;       // k_begin is a multiple of 256, so panels never cut a block
   int64_t block_begin() const { return k_begin / x->block; }
   int64_t block_end() const { return std::min(x->blocks, (k_begin + k_count + x->block - 1) / x->block); }
+  // Where a block of a row block starts; `width` is the bytes of a value.
+  uint8_t* at(int64_t block, int64_t row_block, int64_t width) const {
+    const int64_t k = block * x->block - k_begin;
+    const int64_t length = std::min(x->block, k_count - k);
+    return bytes + (k * row_blocks + row_block * length) * kRows * width;
+  }
   int64_t group_of(int64_t block) const { return w->group_size > 0 ? block : 0; }
 };
 

@@ -37,24 +37,6 @@ void split_token(const Input& x, int64_t token, int64_t k, const Planes& out) {
   }
 }
 
-template <class D>
-void unpack_pairs(const Weight& w, const PlanesPanel& panel, uint8_t* bytes) {
-  for (int64_t r = 0; r < panel.row_blocks; ++r) {
-    const uint8_t* codes = row_block_codes(w, panel.row_block + r, D::kBits);
-    uint8_t* out = bytes + r * panel.k_count * kRows * 2;
-    for (int64_t k = 0; k < panel.k_count; k += kChunk) {
-      const uint8_t* chunk = codes + (panel.k_begin + k) / kChunk * chunk_bytes(D::kBits);
-      unrolled<0, kQuads>([&](auto q) LOWBIT_FORCE_INLINE {
-        Simd::I even, odd;
-        Simd::decode_pairs<typename D::LookUp>(unpack_quad<q>(D{}, chunk), even, odd);
-        Simd::store_bytes(out, even);
-        Simd::store_bytes(out + kVector, odd);
-        out += 2 * kVector;
-      });
-    }
-  }
-}
-
 template <class D, ActType A>
 void run_pairs(const MatmulArgs& a) {
   constexpr int P = kPieces<A>;
@@ -62,7 +44,15 @@ void run_pairs(const MatmulArgs& a) {
       a, [&](const Input& input, int64_t t, const Planes& x) { split_token<A>(input, t, a.w.k, x); },
       [&](const Planes& x, int64_t token) {
         run_panels(
-            a, x, token, 2, 0, [&](const PlanesPanel& p, uint8_t* bytes) { unpack_pairs<D>(a.w, p, bytes); },
+            a, x, token, 2, 0,
+            [&](const PlanesPanel& p) {
+              unpack_panel<D>(a.w, p, 2, [&](Simd::B quad, uint8_t* out) LOWBIT_FORCE_INLINE {
+                Simd::I even, odd;
+                Simd::decode_pairs<typename D::LookUp>(quad, even, odd);
+                Simd::store_bytes(out, even);
+                Simd::store_bytes(out + kVector, odd);
+              });
+            },
             [](const PlanesPanel& p) { pairs_product(p); });
       });
 }

@@ -47,8 +47,8 @@ void planes_tile(const PlanesPanel& a, int64_t token, int64_t block, int64_t row
   const int64_t pitch = x.pitch;
   const int8_t* base[kBases];
   unrolled<0, kBases>([&](auto i) LOWBIT_FORCE_INLINE { base[i] = x.digits + (token * P + 3 * i) * pitch + k; });
-  const uint8_t* w = a.bytes + (row_block * a.k_count + k - a.k_begin) * kRows;
-  const int64_t next_row_block = a.k_count * kRows;
+  const uint8_t* w = a.at(block, row_block, 1);
+  const int64_t next_row_block = a.at(block, row_block + 1, 1) - w;
   for (int64_t q = 0; q < quads; ++q, w += kVector) {
     const B w0 = Simd::load_bytes(w);
     const B w1 = Simd::load_bytes(w + next_row_block);

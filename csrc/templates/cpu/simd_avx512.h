@@ -36,6 +36,7 @@ struct Simd {
   LOWBIT_INLINE B lookup(B codes) {  // tables of up to 64 bytes: every byte form of a float has at most 6 bits
     return _mm512_permutexvar_epi8(codes, _mm512_load_si512(Table::bytes));
   }
+  LOWBIT_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
   // Asks for one chunk of a stream of packed codes, kAhead bytes before it is used.
   template <int Bits>
   LOWBIT_INLINE void prefetch_ahead(const uint8_t* p) {

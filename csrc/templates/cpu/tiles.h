@@ -51,12 +51,12 @@ struct TileProduct {
     const int64_t piece_pitch = x.pitch * kWidth;
     const int64_t x_pitch = self.pieces * piece_pitch;  // bytes from token to token
     const char* xs = reinterpret_cast<const char*>(x.digits) + token * x_pitch;
-    const int64_t next_row_block = a.k_count * kRows * kWidth;
-    const uint8_t* panel = a.bytes + row_block * next_row_block;
+    const uint8_t* panel = a.at(block, row_block, kWidth);
+    const int64_t next_row_block = a.at(block, row_block + 1, kWidth) - panel;
     const int passes = self.pieces / kPlanes;  // bfloat16 pieces are passes over the same C
     unrolled<0, kC>([&](auto i) LOWBIT_FORCE_INLINE { Tiles::zero<i>(); });
     for (int64_t at = k; at < k_end; at += self.step) {
-      const uint8_t* w = panel + (at - a.k_begin) * kRows * kWidth;
+      const uint8_t* w = panel + (at - k) * kRows * kWidth;
       unrolled<0, kR>([&](auto r) LOWBIT_FORCE_INLINE { Tiles::load<kTileB + r>(w + r * next_row_block, 64); });
       for (int pass = 0; pass < passes; ++pass) {
         const char* xk = xs + at * kWidth + pass * piece_pitch;
@@ -115,11 +115,23 @@ struct TileProduct {
     }
   }
 
+  // Asks for the rows of x that the block after `block` will multiply: the tiles would wait for every miss.
+  void prefetch_x(int64_t token, int64_t block) const {
+    const int64_t row_bytes = x.pitch * kWidth;
+    const int64_t first = (block + 1) * x.block * kWidth;
+    const int64_t end = std::min(first + x.block * kWidth, x.k_padded * kWidth);
+    const int64_t rows = tokens_a_tile * kTokenTiles * pieces;
+    const char* at = reinterpret_cast<const char*>(x.digits) + token * pieces * row_bytes;
+    for (int64_t i = 0; i < rows; ++i, at += row_bytes)
+      for (int64_t byte = first; byte < end; byte += 64) Simd::prefetch(at + byte);
+  }
+
   // Why a block late: the vectors scale the block before while the tiles multiply this one.
   void run(int64_t token) {
     int64_t last_block = -1, last_row = 0;
     int buffer = 0;
-    for (int64_t b = a.block_begin(); b < a.block_end(); ++b)
+    for (int64_t b = a.block_begin(); b < a.block_end(); ++b) {
+      prefetch_x(token, b);
       for (int64_t r = 0; r < a.row_blocks; r += kR) {
         multiply(*this, token, b, r);
         if (last_block >= 0) scale(*this, buffer ^ 1, token, last_block, last_row);
@@ -128,6 +140,7 @@ struct TileProduct {
         last_row = r;
         buffer ^= 1;
       }
+    }
     if (last_block >= 0) scale(*this, buffer ^ 1, token, last_block, last_row);
   }
 };
