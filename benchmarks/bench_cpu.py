@@ -85,6 +85,7 @@ class Run:
         self.problem, self.args, self.skipped = problem, args, skipped
         self.times: dict[tuple, list] = {}
         self.errors: dict[tuple, float | None] = {}
+        self.warm: set[tuple] = set()  # what has been called since its copies were made
         self.reads: dict[str, list[float]] = {str(t): [] for t in args.threads}
         self.reader = machine.Reader(args.rotate_mb)
 
@@ -110,7 +111,9 @@ class Run:
                 result = side.read(call(0))
                 weight = side.dequantized(self.problem.rows)
                 self.errors[key] = None if weight is None else nrmse(result, x, weight, self.problem.rows)
-                for i in range(copies if side.warms_each_copy else 0):
+            if side.warms_each_copy and key not in self.warm:
+                self.warm.add(key)
+                for i in range(copies):
                     call(i)
         except Exception as why:  # Why so wide: one side that fails must not cost the run of all the others.
             self.skipped[f"{side.name}, M={len(x)}, {threads} threads"] = f"{type(why).__name__}: {why}".splitlines()[0]
@@ -134,6 +137,7 @@ class Run:
                         for side in opened[:: -1 if turn % 2 else 1]:
                             self.visit(side, x, threads)
                     if len(groups) > 1:
+                        self.warm.clear()
                         for side in opened:
                             side.close()
         for side in sides:
