@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from multiprocessing.reduction import ForkingPickler
 
 import torch
 from torch import nn
@@ -255,6 +256,21 @@ def prepare(model: nn.Module) -> nn.Module:
         if isinstance(module, Linear):
             module.prepare()
     return model
+
+
+def _reduce_for_process(layer: Linear):
+    # Why: another process of this machine may share the packed bytes; and canonical tensors made for a pickle would be
+    # gone, with their files in shared memory, before a new process has started.
+    return _rebuild_in_process, (type(layer), layer.__dict__)
+
+
+def _rebuild_in_process(cls, state) -> Linear:
+    layer = cls.__new__(cls)
+    layer.__dict__.update(state)
+    return layer
+
+
+ForkingPickler.register(Linear, _reduce_for_process)
 
 
 class _NoWeight(torch.Tensor):

@@ -60,7 +60,7 @@ def _product_backward(ctx, dy):
     if ctx.needs_input_grad[0]:
         dx = torch.ops.lowbit.matmul_grad_x(dy, codes, scales, zeros, *ctx.scheme)
     if ctx.bias_dtype is not None and ctx.needs_input_grad[4]:
-        dbias = dy.sum(tuple(range(dy.dim() - 1)), dtype=torch.float32).to(ctx.bias_dtype)
+        dbias = dy.reshape(-1, dy.shape[-1]).sum(0, dtype=torch.float32).to(ctx.bias_dtype)
     return dx, None, None, None, dbias, None, None, None, None, None, None
 
 
