@@ -59,12 +59,17 @@ class Linear(nn.Linear):
         groups, stored = (n, scheme.groups(k)), getattr(torch, scheme.scale_type)
         # Why not register_parameter: the property of that name stands in its way.
         self._parameters["weight"] = None
-        self.qweight = _frozen(torch.zeros(n, stream_bytes(k, scheme.weight.bits), dtype=torch.uint8, device=device))
-        self.scales = _frozen(torch.zeros(groups, dtype=stored, device=device))
         has_zeros = scheme.zero_kind != "none"
-        self.zeros = _frozen(torch.zeros(groups, dtype=stored, device=device)) if has_zeros else None
-        self.perm = _frozen(torch.arange(k, dtype=torch.int32, device=device)) if perm else None
-        self.bias = nn.Parameter(torch.zeros(n, dtype=self.float_dtype, device=device)) if bias else None
+        held = {
+            "qweight": torch.zeros(n, stream_bytes(k, scheme.weight.bits), dtype=torch.uint8, device=device),
+            "scales": torch.zeros(groups, dtype=stored, device=device),
+            "zeros": torch.zeros(groups, dtype=stored, device=device) if has_zeros else None,
+            "perm": torch.arange(k, dtype=torch.int32, device=device) if perm else None,
+        }
+        for name, tensor in held.items():
+            self.register_parameter(name, None if tensor is None else _frozen(tensor))
+        free = nn.Parameter(torch.zeros(n, dtype=self.float_dtype, device=device)) if bias else None
+        self.register_parameter("bias", free)
 
     @classmethod
     def from_linear(

@@ -1,0 +1,105 @@
+"""Risk: a command exits with the wrong code, prints a traceback, or passes a kernel that is wrong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import lowbit
+from lowbit import extension
+from lowbit.cli import COMMANDS, main
+from lowbit.commands import selftest as module
+
+ROOT = Path(lowbit.__file__).parents[1]
+
+
+def command(*arguments, **variables):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run(
+        [sys.executable, "-m", "lowbit", *arguments], env=env, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--help"])
+    assert caught.value.code == 0 and f"lowbit {name}" in capsys.readouterr().out
+
+
+def test_help_and_version_do_not_load_torch():
+    code = "import sys; from lowbit.cli import main\ntry: main([{!r}])\nfinally: assert 'torch' not in sys.modules"
+    for flag, words in (("--help", "selftest"), ("--version", f"lowbit {lowbit.__version__}")):
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, "-c", code.format(flag)], env=env, capture_output=True, text=True)
+        assert done.returncode == 0 and words in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], "required: COMMAND"),
+        (["sefltest"], "invalid choice: 'sefltest'"),
+        (["info", "--loud"], "unrecognized arguments: --loud"),
+        (["selftest", "--only"], "expected one argument"),
+    ],
+)
+def test_bad_arguments_exit_with_2(arguments, words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_bad_input_is_one_sentence_and_exit_code_2():
+    done = command("selftest", "--only", "w9*")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("lowbit selftest: no kernel's name matches 'w9*'") and done.stderr.count("\n") == 1
+    done = command("info", LOWBIT_FORCE_ISA="neon")
+    assert done.returncode == 2 and "LOWBIT_FORCE_ISA" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_info_names_what_runs(capsys):
+    assert main(["info"]) == 0
+    text = capsys.readouterr().out
+    for fact in (lowbit.__version__, torch.__version__, str(extension.LIBRARY), *extension.isas()):
+        assert fact in text
+    pw = lowbit.pack_weight(lowbit.quantize(torch.ones(64, 128), "uint3"))
+    facts = lowbit.info(pw)
+    assert facts["in use"] == extension.isa() and facts["kernels"] == len(extension.kernel_rows())
+    assert facts["kernel for x bfloat16"] == extension.kernel_name("uint3", "bfloat16")
+    assert facts["kernel for act='int8'"].startswith("wu3a8_cpu_") and facts["bits per weight"] == "3.25"
+    with extension.force_isa("scalar"):
+        assert lowbit.info(pw)["kernel for x float32"] == "wu3a32_cpu_scalar"
+    with pytest.raises(lowbit.DtypeError, match="expected a PackedWeight, got int"):
+        lowbit.info(3)
+
+
+def test_selftest_passes_and_says_how_much_it_did(capsys):
+    before = extension.isa()
+    assert main(["selftest", "--only", "w*3a*"]) == 0
+    seen = capsys.readouterr()
+    here = [name for name in extension.kernel_rows() if name.split("_")[-1] in extension.isas()]
+    wanted = [name for name in here if "3a" in name]
+    assert f"{len(wanted)} kernels right, 0 wrong" in seen.out and extension.isa() == before
+    summary = lowbit.selftest("w4a32_cpu_scalar")
+    assert summary and (summary.passed, summary.failures) == (1, [])
+
+
+def test_selftest_finds_a_kernel_that_is_wrong(monkeypatch, capsys):
+    right = module.matmul
+
+    def wrong(x, pw, bias, act):
+        y = right(x, pw, bias, act=act)
+        if act == "int8" and extension.isa() == "scalar":
+            y[-1, -1] += y.norm() / 100  # one value of the last row
+        return y
+
+    monkeypatch.setattr(module, "matmul", wrong)
+    assert main(["selftest", "--only", "w2a*_cpu_scalar"]) == 1
+    seen = capsys.readouterr()
+    assert "3 kernels right, 1 wrong" in seen.err and "w2a8_cpu_scalar: expected an error of at most" in seen.err
+    monkeypatch.setattr(module, "matmul", lambda x, pw, bias, act: right(x, pw, bias, act=act) * float("nan"))
+    assert not lowbit.selftest("w2a32_cpu_scalar")
