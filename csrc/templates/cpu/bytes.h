@@ -9,18 +9,17 @@ namespace lowbit::cpu::LOWBIT_ISA_NS {
 namespace {
 
 // --- M = 1: straight from the packed planes, each byte read once ---------------------------------------------------
-// kDirect row blocks at a time. Why four: as many streams keep the memory busier than one (measured: 15% at 4 bits),
-// and their accumulators take turns, quad by quad, so that no dot product waits for the one before it.
-constexpr int kDirect = 4;
+// kStreams row blocks at a time (call.h). Their accumulators take turns, quad by quad, so that no dot product waits for
+// the one before it.
 
 // acc[r][p] += quads [From, To) of chunk r times plane p of x.
 template <class D, int P, int From, int To>
-LOWBIT_INLINE void dot_quads(const uint8_t* const chunk[kDirect], const int8_t* digits, int64_t plane,
-                             Simd::I acc[kDirect][P]) {
+LOWBIT_INLINE void dot_quads(const uint8_t* const chunk[kStreams], const int8_t* digits, int64_t plane,
+                             Simd::I acc[kStreams][P]) {
   unrolled<From, To>([&](auto q) LOWBIT_FORCE_INLINE {
     Simd::I x[P];  // Why: one load for all row blocks; the load ports are as busy as the multipliers here
     unrolled<0, P>([&](auto p) LOWBIT_FORCE_INLINE { x[p] = Simd::broadcast(digits + p * plane + q * kQuad); });
-    unrolled<0, kDirect>([&](auto r) LOWBIT_FORCE_INLINE {
+    unrolled<0, kStreams>([&](auto r) LOWBIT_FORCE_INLINE {
       const Simd::B w = unpack_quad<q>(D{}, chunk[r]);
       unrolled<0, P>([&](auto p) LOWBIT_FORCE_INLINE { acc[r][p] = Simd::dot(acc[r][p], w, x[p]); });
     });
@@ -28,30 +27,30 @@ LOWBIT_INLINE void dot_quads(const uint8_t* const chunk[kDirect], const int8_t* 
 }
 
 template <class D, int P>
-void direct_planes(const MatmulArgs& a, const Planes& x, int64_t row_block) {
+void direct_planes(const MatmulArgs& a, const Planes& x, const int64_t row_block[kStreams]) {
   using I = Simd::I;
   using F = Simd::F;
   const int64_t stride = chunk_bytes(D::kBits);
   const int64_t chunks = x.k_padded / kChunk;
-  const uint8_t* codes[kDirect];
-  F sum[kDirect];
-  unrolled<0, kDirect>([&](auto r) LOWBIT_FORCE_INLINE {
-    codes[r] = row_block_codes(a.w, row_block + r, D::kBits);
+  const uint8_t* codes[kStreams];
+  F sum[kStreams];
+  unrolled<0, kStreams>([&](auto r) LOWBIT_FORCE_INLINE {
+    codes[r] = row_block_codes(a.w, row_block[r], D::kBits);
     sum[r] = Simd::zero();
   });
   for (int64_t block = 0; block < x.blocks; ++block) {
-    I acc[kDirect][P];
+    I acc[kStreams][P];
     unrolled<0, P>([&](auto p) LOWBIT_FORCE_INLINE {
       const I start = Simd::broadcast(x.start + block * P + p);
-      unrolled<0, kDirect>([&](auto r) LOWBIT_FORCE_INLINE { acc[r][p] = start; });
+      unrolled<0, kStreams>([&](auto r) LOWBIT_FORCE_INLINE { acc[r][p] = start; });
     });
 
     // multiply
     const int64_t first = block * x.block / kChunk;
     const int64_t end = std::min(ceil_div((block + 1) * x.block, kChunk), chunks);
     for (int64_t c = first; c < end; ++c) {
-      const uint8_t* chunk[kDirect];
-      unrolled<0, kDirect>([&](auto r) LOWBIT_FORCE_INLINE {
+      const uint8_t* chunk[kStreams];
+      unrolled<0, kStreams>([&](auto r) LOWBIT_FORCE_INLINE {
         chunk[r] = codes[r] + c * stride;
         Simd::prefetch_ahead<D::kBits>(chunk[r]);
       });
@@ -66,16 +65,16 @@ void direct_planes(const MatmulArgs& a, const Planes& x, int64_t row_block) {
     }
 
     // scale
-    unrolled<0, kDirect>([&](auto r) LOWBIT_FORCE_INLINE {
+    unrolled<0, kStreams>([&](auto r) LOWBIT_FORCE_INLINE {
       F v = Simd::to_float(acc[r][0]);
       unrolled<1, P>([&](auto p)
                          LOWBIT_FORCE_INLINE { v = Simd::fma(v, Simd::set1(256.0f), Simd::to_float(acc[r][p])); });
-      const GroupVectors g = load_group(a.w, row_block + r, a.w.group_size > 0 ? block : 0, 0);
+      const GroupVectors g = load_group(a.w, row_block[r], a.w.group_size > 0 ? block : 0, 0);
       sum[r] = Simd::fma(g.scale, Simd::mul(v, Simd::set1(x.scale[block])), sum[r]);
       if (g.has_zero) sum[r] = Simd::fma(g.zero, Simd::set1(x.sum[block]), sum[r]);
     });
   }
-  unrolled<0, kDirect>([&](auto r) LOWBIT_FORCE_INLINE { store_rows(a, 0, (row_block + r) * kRows, sum[r]); });
+  unrolled<0, kStreams>([&](auto r) LOWBIT_FORCE_INLINE { store_rows(a, 0, row_block[r] * kRows, sum[r]); });
 }
 
 // Tiles multiply signed bytes, so there the offset is taken off here (from uint8 half of the range, which the caller
@@ -166,10 +165,8 @@ void run_planes(const MatmulArgs& a, ByteForm form) {
       [&](const Input& input, int64_t t, const Planes& x) { quantize_token<P>(input, t, a.w.k, unit, form.offset, x); },
       [&](const Planes& x, int64_t token) {
         if (a.x.m == 1) {
-          auto task = [&](int64_t begin, int64_t end) {
-            for (int64_t i = begin; i < end; ++i) direct_planes<D, P>(a, x, i * kDirect);
-          };
-          return parallel(a.run, ceil_div(ceil_div(a.w.n, kRows), kDirect), 1, task);
+          return run_streams(a, ceil_div(a.w.n, kRows), 1,
+                             [&](const int64_t row_block[kStreams]) { direct_planes<D, P>(a, x, row_block); });
         }
         run_panels(
             a, x, token, 1, add_back,

@@ -49,13 +49,11 @@ LOWBIT_INLINE void fma_quads(const uint8_t* chunk, const float* values, const Af
   unrolled<0, kSums>([&](auto i) LOWBIT_FORCE_INLINE { sums[i] = acc[i]; });
 }
 
-// M = 1: kStreams row vectors at a time, chunk by chunk, so that several streams keep the memory busy. Why loops and
-// not registers: unrolled, gcc keeps the broadcasts of x for all of them and spills; a row vector's sums wait in L1.
-// Without zeros and offsets (kScaled false) the scale waits for the end of a block.
-constexpr int kStreams = 4;
-
+// M = 1: kStreams row vectors at a time, chunk by chunk. Without zeros and offsets (kScaled false) the scale waits for
+// the end of a block. Why loops and not registers: unrolled, gcc keeps the broadcasts of x for all streams and spills;
+// a row vector's sums wait in L1.
 template <class D, bool kScaled>
-void direct_floats(const MatmulArgs& a, const FloatRows& x, ByteForm form, int64_t row_vector) {
+void direct_floats(const MatmulArgs& a, const FloatRows& x, ByteForm form, const int64_t row_vector[kStreams]) {
   using F = Simd::F;
   const int64_t stride = chunk_bytes(D::kBits);
   const int64_t chunks = x.k_padded / kChunk;
@@ -64,12 +62,12 @@ void direct_floats(const MatmulArgs& a, const FloatRows& x, ByteForm form, int64
   F total[kStreams];
   F sums[kStreams][kSums];
   for (int r = 0; r < kStreams; ++r) {
-    codes[r] = row_vector_codes(a.w, row_vector + r, D::kBits);
+    codes[r] = row_vector_codes(a.w, row_vector[r], D::kBits);
     total[r] = Simd::zero();
     for (int i = 0; i < kSums; ++i) sums[r][i] = Simd::zero();
   }
   for (int64_t block = 0; block < x.blocks; ++block) {
-    for (int r = 0; r < kStreams; ++r) w[r] = row_vector_affine(a.w, row_vector + r, block, form);
+    for (int r = 0; r < kStreams; ++r) w[r] = row_vector_affine(a.w, row_vector[r], block, form);
     const int64_t first = block * x.block / kChunk;
     const int64_t end = std::min(ceil_div((block + 1) * x.block, kChunk), chunks);
     for (int64_t c = first; c < end; ++c) {
@@ -96,7 +94,7 @@ void direct_floats(const MatmulArgs& a, const FloatRows& x, ByteForm form, int64
       total[r] = Simd::fma(sum, kScaled ? Simd::set1(1.0f) : w[r].scale, total[r]);
     }
   }
-  for (int r = 0; r < kStreams; ++r) store_rows(a, 0, (row_vector + r) * Simd::kLanes, total[r]);
+  for (int r = 0; r < kStreams; ++r) store_rows(a, 0, row_vector[r] * Simd::kLanes, total[r]);
 }
 
 // A panel of W itself.
@@ -147,18 +145,14 @@ void run_floats(const MatmulArgs& a, ByteForm form) {
     parallel(a.run, tokens, std::max<int64_t>(1, 32768 / k_padded), prepare);
 
     if (a.x.m == 1) {
-      auto task = [&](int64_t begin, int64_t end) {
-        const bool scaled = a.w.zero_kind != ZeroKind::kNone || form.offset != 0;
-        for (int64_t i = begin; i < end; ++i) {
-          if (scaled) {
-            direct_floats<D, true>(a, x, form, i * kStreams);
-          } else {
-            direct_floats<D, false>(a, x, form, i * kStreams);
-          }
+      const bool scaled = a.w.zero_kind != ZeroKind::kNone || form.offset != 0;
+      return run_streams(a, row_vectors, kParts, [&](const int64_t row_vector[kStreams]) {
+        if (scaled) {
+          direct_floats<D, true>(a, x, form, row_vector);
+        } else {
+          direct_floats<D, false>(a, x, form, row_vector);
         }
-      };
-      parallel(a.run, ceil_div(row_vectors, kStreams), 1, task);
-      return;
+      });
     }
     const int64_t take = rows_a_task(row_vectors, kFloatPanelRows / Simd::kLanes, a.run.threads);
     auto task = [&](int64_t begin, int64_t end) {
