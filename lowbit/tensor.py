@@ -243,7 +243,7 @@ class QuantTensor:
         if self.scheme != other.scheme or self.shape != other.shape or mine.keys() != theirs.keys():
             return False
         return all(
-            t.dtype == theirs[f].dtype and torch.equal(t.view(torch.uint8), theirs[f].to(t.device).view(torch.uint8))
+            t.dtype == theirs[f].dtype and torch.equal(_as_integers(t), _as_integers(theirs[f].to(t.device)))
             for f, t in mine.items()
         )
 
@@ -303,6 +303,11 @@ def _expect(field: str, value, shape: tuple[int, ...], dtype) -> None:
         raise DtypeError(f"{field} must be {str(dtype).removeprefix('torch.')}, got {_name(value)}")
     if tuple(value.shape) != shape:
         raise ShapeError(f"{field} must have shape {shape}, got {tuple(value.shape)}")
+
+
+def _as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """The same bits as whole numbers of the same size: compares NaN and -0 by their bits, for any strides."""
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
 
 
 def _name(value) -> str:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import lowbit
+
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "lowbit"
-if not (PACKAGE / "dtypes.py").exists():
-    pytest.skip("the sources are not here, only the tests", allow_module_level=True)
+PACKAGE = Path(lowbit.__file__).parent  # the source tree's, or that of an installed wheel
 
 #: Rooms, one level a line: a module imports its own room and the levels before, never a neighbour of its level.
 LEVELS = (
