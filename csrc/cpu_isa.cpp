@@ -33,7 +33,8 @@ constexpr Feature kFeatures[] = {
     {"avx512f", 7, 0, kEbx, 16, kZmm},    {"avx512dq", 7, 0, kEbx, 17, kZmm},   {"avx512bw", 7, 0, kEbx, 30, kZmm},
     {"avx512vl", 7, 0, kEbx, 31, kZmm},   {"avx512vbmi", 7, 0, kEcx, 1, kZmm},  {"avx512vnni", 7, 0, kEcx, 11, kZmm},
     {"avx512bf16", 7, 1, kEax, 5, kZmm},  {"avx512fp16", 7, 0, kEdx, 23, kZmm}, {"avxvnni", 7, 1, kEax, 4, kYmm},
-    {"amx-bf16", 7, 0, kEdx, 22, kTiles}, {"amx-tile", 7, 0, kEdx, 24, kTiles}, {"amx-int8", 7, 0, kEdx, 25, kTiles},
+    {"gfni", 7, 0, kEcx, 8, kZmm},        {"amx-bf16", 7, 0, kEdx, 22, kTiles}, {"amx-tile", 7, 0, kEdx, 24, kTiles},
+    {"amx-int8", 7, 0, kEdx, 25, kTiles},
 };
 
 constexpr const Feature* lookup(std::string_view name) {

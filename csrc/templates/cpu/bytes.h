@@ -9,8 +9,9 @@ namespace lowbit::cpu::LOWBIT_ISA_NS {
 namespace {
 
 // --- M = 1: straight from the packed planes, each byte read once ---------------------------------------------------
-// kStreams row blocks at a time (call.h). Their accumulators take turns, quad by quad, so that no dot product waits for
-// the one before it.
+// kStreams row blocks at a time, see run_streams. Their accumulators take turns, quad by quad, so that no dot product
+// waits for the one before it.
+constexpr int kStreams = 4;
 
 // acc[r][p] += quads [From, To) of chunk r times plane p of x.
 template <class D, int P, int From, int To>
@@ -165,8 +166,8 @@ void run_planes(const MatmulArgs& a, ByteForm form) {
       [&](const Input& input, int64_t t, const Planes& x) { quantize_token<P>(input, t, a.w.k, unit, form.offset, x); },
       [&](const Planes& x, int64_t token) {
         if (a.x.m == 1) {
-          return run_streams(a, ceil_div(a.w.n, kRows), 1,
-                             [&](const int64_t row_block[kStreams]) { direct_planes<D, P>(a, x, row_block); });
+          return run_streams<kStreams>(a, ceil_div(a.w.n, kRows), 1,
+                                       [&](const int64_t* row_block) { direct_planes<D, P>(a, x, row_block); });
         }
         run_panels(
             a, x, token, 1, add_back,

@@ -84,35 +84,25 @@ struct FloatTable {
 };
 
 // --- planes to codes ---------------------------------------------------------------------------------------------
-// The P-bit field of quad Q, moved to bit To of its byte, with other bits around it. Planes starts at vector First.
+// The P-bit field of quad Q, moved to bit To of its byte, all other bits 0. The plane starts at vector First.
 template <int P, int First, int Q, int To>
 LOWBIT_INLINE Simd::B field(const uint8_t* chunk) {
-  constexpr int kAt = P * (Q % (8 / P));
-  return Simd::shift<kAt - To>(Simd::load_bytes(chunk + kVector * (First + Q * P / 8)));
+  return Simd::field<P, P*(Q % (8 / P)), To>(Simd::load_bytes(chunk + kVector * (First + Q * P / 8)));
 }
 
-// Mult * code for each row and k of quad Q.
+// Mult * code for each row and k of quad Q: the fields of the planes of the code's width, low bits in the widest.
 template <int Bits, int Mult, int Q>
 LOWBIT_INLINE Simd::B code_quad(const uint8_t* chunk) {
   static_assert(Mult == 1 || (Mult == 2 && Bits < 8), "a byte holds mult * code");
   constexpr int kTo = Mult - 1;  // bit where the code starts
-  constexpr int kMask = ((1 << Bits) - 1) << kTo;
-  if constexpr (Bits == 8) {
-    return Simd::load_bytes(chunk + kVector * Q);
-  } else {
-    // The widest plane holds the low bits; the narrower ones follow, see WeightType.planes.
-    constexpr int kFirst = Bits & 4 ? 4 : Bits & 2 ? 2 : 1;
-    Simd::B code = field<kFirst, 0, Q, kTo>(chunk);
-    int below = ((1 << kFirst) - 1) << kTo;  // the bits of `code` that are final
-    if constexpr (kFirst == 4 && (Bits & 2)) {
-      code = Simd::pick(below, code, field<2, 4, Q, kTo + 4>(chunk));
-      below |= 3 << (kTo + 4);
-    }
-    if constexpr (kFirst != 1 && (Bits & 1)) {
-      constexpr int kBelow = Bits - 1;
-      code = Simd::pick(below, code, field<1, kBelow, Q, kTo + kBelow>(chunk));
-    }
-    return Simd::mask(code, kMask);
+  if constexpr (Bits == 8) return Simd::load_bytes(chunk + kVector * Q);
+  if constexpr (Bits == 4 || Bits == 2 || Bits == 1) return field<Bits, 0, Q, kTo>(chunk);
+  if constexpr (Bits == 6) return Simd::bit_or(field<4, 0, Q, kTo>(chunk), field<2, 4, Q, kTo + 4>(chunk));
+  if constexpr (Bits == 5) return Simd::bit_or(field<4, 0, Q, kTo>(chunk), field<1, 4, Q, kTo + 4>(chunk));
+  if constexpr (Bits == 3) return Simd::bit_or(field<2, 0, Q, kTo>(chunk), field<1, 2, Q, kTo + 2>(chunk));
+  if constexpr (Bits == 7) {
+    const Simd::B low = Simd::bit_or(field<4, 0, Q, kTo>(chunk), field<2, 4, Q, kTo + 4>(chunk));
+    return Simd::bit_or(low, field<1, 6, Q, kTo + 6>(chunk));
   }
 }
 

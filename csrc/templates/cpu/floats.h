@@ -29,72 +29,73 @@ LOWBIT_INLINE Affine row_vector_affine(const Weight& w, int64_t row_vector, int6
   return {scale, Simd::sub(g.zero, Simd::mul(scale, Simd::set1(static_cast<float>(form.offset))))};
 }
 
-// Eight sums, one for each parity of the quad and each k of a quad, hide the latency of the multiply-adds.
-constexpr int kSums = 2 * kQuad;
+constexpr int kFloatStreams = Simd::kFloatStreams;
 
-// Adds quads [From, To) of a chunk times x to the sums, dequantized in registers; kScaled: W itself, else bare values.
+// sums[r][j] += quads [From, To) of chunk r times x, dequantized in registers; kScaled: W itself, else bare values.
 template <class D, bool kScaled, int From, int To>
-LOWBIT_INLINE void fma_quads(const uint8_t* chunk, const float* values, const Affine& w, Simd::F sums[kSums]) {
-  Simd::F acc[kSums];
-  unrolled<0, kSums>([&](auto i) LOWBIT_FORCE_INLINE { acc[i] = sums[i]; });
+LOWBIT_INLINE void fma_quads(const uint8_t* const chunk[kFloatStreams], const float* values,
+                             const Affine w[kFloatStreams], Simd::F sums[kFloatStreams][kQuad]) {
   unrolled<From, To>([&](auto q) LOWBIT_FORCE_INLINE {
-    Simd::F v[kQuad];
-    to_floats(D{}, unpack_quad<q>(D{}, chunk), v);
-    unrolled<0, kQuad>([&](auto j) LOWBIT_FORCE_INLINE {
-      constexpr int i = q % 2 * kQuad + j;
-      if constexpr (kScaled) v[j] = Simd::fma(v[j], w.scale, w.add);
-      acc[i] = Simd::fma(v[j], Simd::set1(values[q * kQuad + j]), acc[i]);
+    Simd::F x[kQuad];  // Why: one load for all streams; the load ports are the limit here
+    unrolled<0, kQuad>([&](auto j) LOWBIT_FORCE_INLINE { x[j] = Simd::set1(values[q * kQuad + j]); });
+    unrolled<0, kFloatStreams>([&](auto r) LOWBIT_FORCE_INLINE {
+      Simd::F v[kQuad];
+      to_floats(D{}, unpack_quad<q>(D{}, chunk[r]), v);
+      unrolled<0, kQuad>([&](auto j) LOWBIT_FORCE_INLINE {
+        if constexpr (kScaled) v[j] = Simd::fma(v[j], w[r].scale, w[r].add);
+        sums[r][j] = Simd::fma(v[j], x[j], sums[r][j]);
+      });
     });
   });
-  unrolled<0, kSums>([&](auto i) LOWBIT_FORCE_INLINE { sums[i] = acc[i]; });
 }
 
-// M = 1: kStreams row vectors at a time, chunk by chunk. Without zeros and offsets (kScaled false) the scale waits for
-// the end of a block. Why loops and not registers: unrolled, gcc keeps the broadcasts of x for all streams and spills;
-// a row vector's sums wait in L1.
+// M = 1: kFloatStreams row vectors at a time. Without zeros and offsets (kScaled false) the scale waits for the end of
+// a block.
 template <class D, bool kScaled>
-void direct_floats(const MatmulArgs& a, const FloatRows& x, ByteForm form, const int64_t row_vector[kStreams]) {
+void direct_floats(const MatmulArgs& a, const FloatRows& x, ByteForm form, const int64_t row_vector[kFloatStreams]) {
   using F = Simd::F;
+  constexpr int R = kFloatStreams;
   const int64_t stride = chunk_bytes(D::kBits);
   const int64_t chunks = x.k_padded / kChunk;
-  const uint8_t* codes[kStreams];
-  Affine w[kStreams];
-  F total[kStreams];
-  F sums[kStreams][kSums];
-  for (int r = 0; r < kStreams; ++r) {
+  const uint8_t* codes[R];
+  Affine w[R];
+  F total[R];
+  F sums[R][kQuad];
+  unrolled<0, R>([&](auto r) LOWBIT_FORCE_INLINE {
     codes[r] = row_vector_codes(a.w, row_vector[r], D::kBits);
     total[r] = Simd::zero();
-    for (int i = 0; i < kSums; ++i) sums[r][i] = Simd::zero();
-  }
+    unrolled<0, kQuad>([&](auto j) LOWBIT_FORCE_INLINE { sums[r][j] = Simd::zero(); });
+  });
+  auto collect = [&](bool scaled) LOWBIT_FORCE_INLINE {
+    unrolled<0, R>([&](auto r) LOWBIT_FORCE_INLINE {
+      const F sum = Simd::add(Simd::add(sums[r][0], sums[r][1]), Simd::add(sums[r][2], sums[r][3]));
+      total[r] = scaled ? Simd::add(sum, total[r]) : Simd::fma(sum, w[r].scale, total[r]);
+      unrolled<0, kQuad>([&](auto j) LOWBIT_FORCE_INLINE { sums[r][j] = Simd::zero(); });
+    });
+  };
   for (int64_t block = 0; block < x.blocks; ++block) {
-    for (int r = 0; r < kStreams; ++r) w[r] = row_vector_affine(a.w, row_vector[r], block, form);
+    unrolled<0, R>([&](auto r) LOWBIT_FORCE_INLINE { w[r] = row_vector_affine(a.w, row_vector[r], block, form); });
     const int64_t first = block * x.block / kChunk;
     const int64_t end = std::min(ceil_div((block + 1) * x.block, kChunk), chunks);
     for (int64_t c = first; c < end; ++c) {
+      const uint8_t* chunk[R];
+      unrolled<0, R>([&](auto r) LOWBIT_FORCE_INLINE {
+        chunk[r] = codes[r] + c * stride;
+        Simd::prefetch_ahead<D::kBits>(chunk[r]);
+      });
       const float* values = x.values + c * kChunk;
-      for (int r = 0; r < kStreams; ++r) {
-        const uint8_t* chunk = codes[r] + c * stride;
-        Simd::prefetch_ahead<D::kBits>(chunk);
-        if (x.block >= kChunk) {
-          fma_quads<D, kScaled, 0, kQuads>(chunk, values, w[r], sums[r]);
-        } else if (block % 2 == 0) {  // blocks of 16: the first or the second half of a chunk
-          fma_quads<D, kScaled, 0, kQuads / 2>(chunk, values, w[r], sums[r]);
-        } else {
-          fma_quads<D, kScaled, kQuads / 2, kQuads>(chunk, values, w[r], sums[r]);
-        }
+      if (x.block >= kChunk) {
+        fma_quads<D, kScaled, 0, kQuads>(chunk, values, w, sums);
+      } else if (block % 2 == 0) {  // blocks of 16: the first or the second half of a chunk
+        fma_quads<D, kScaled, 0, kQuads / 2>(chunk, values, w, sums);
+      } else {
+        fma_quads<D, kScaled, kQuads / 2, kQuads>(chunk, values, w, sums);
       }
     }
-    if (kScaled && block + 1 < x.blocks) continue;
-    for (int r = 0; r < kStreams; ++r) {
-      F sum = Simd::zero();
-      for (int i = 0; i < kSums; ++i) {
-        sum = Simd::add(sum, sums[r][i]);
-        sums[r][i] = Simd::zero();
-      }
-      total[r] = Simd::fma(sum, kScaled ? Simd::set1(1.0f) : w[r].scale, total[r]);
-    }
+    if constexpr (!kScaled) collect(false);
   }
-  for (int r = 0; r < kStreams; ++r) store_rows(a, 0, row_vector[r] * Simd::kLanes, total[r]);
+  if constexpr (kScaled) collect(true);
+  unrolled<0, R>([&](auto r) LOWBIT_FORCE_INLINE { store_rows(a, 0, row_vector[r] * Simd::kLanes, total[r]); });
 }
 
 // A panel of W itself.
@@ -146,7 +147,7 @@ void run_floats(const MatmulArgs& a, ByteForm form) {
 
     if (a.x.m == 1) {
       const bool scaled = a.w.zero_kind != ZeroKind::kNone || form.offset != 0;
-      return run_streams(a, row_vectors, kParts, [&](const int64_t row_vector[kStreams]) {
+      return run_streams<kFloatStreams>(a, row_vectors, kParts, [&](const int64_t* row_vector) {
         if (scaled) {
           direct_floats<D, true>(a, x, form, row_vector);
         } else {

@@ -12,21 +12,20 @@ struct Simd {
   static constexpr bool kByteDot =
       false;                         // Why: without VNNI an exact byte product costs more than a conversion and an FMA
   static constexpr int kTokens = 6;  // 12 accumulators, two weights and a broadcast: 15 of 16 registers
+  static constexpr int kFloatStreams = 2;  // row vectors of the float product at M = 1: 8 sums in 16 registers
   using F = __m256;
   using B = __m256i;
 
   // --- bytes ---------------------------------------------------------------------------------------------------
   LOWBIT_INLINE B load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-  template <int S>
-  LOWBIT_INLINE B shift(B v) {
-    if constexpr (S > 0) return _mm256_srli_epi16(v, S);
-    if constexpr (S < 0) return _mm256_slli_epi16(v, -S);
-    return v;
-  }
-  LOWBIT_INLINE B mask(B v, int m) { return _mm256_and_si256(v, _mm256_set1_epi8(static_cast<char>(m))); }
-  LOWBIT_INLINE B pick(int m, B a, B b) {
-    const B sel = _mm256_set1_epi8(static_cast<char>(m));
-    return _mm256_or_si256(_mm256_and_si256(sel, a), _mm256_andnot_si256(sel, b));
+  LOWBIT_INLINE B bit_or(B a, B b) { return _mm256_or_si256(a, b); }
+  // Bits At .. At + P - 1 of every byte, moved to bit To, all others 0. Shifts cross byte borders; the mask cuts that
+  // off.
+  template <int P, int At, int To>
+  LOWBIT_INLINE B field(B v) {
+    if constexpr (At > To) v = _mm256_srli_epi16(v, At - To);
+    if constexpr (At < To) v = _mm256_slli_epi16(v, To - At);
+    return _mm256_and_si256(v, _mm256_set1_epi8(static_cast<char>(((1 << P) - 1) << To)));
   }
   template <int Bits>
   LOWBIT_INLINE void prefetch_ahead(const uint8_t*) {}  // the hardware's is enough at this rate

@@ -1,4 +1,4 @@
-// AVX-512 primitives (F, BW, VL, DQ, VNNI, VBMI): Ice Lake, Zen 4, Sapphire Rapids and newer.
+// AVX-512 primitives (F, BW, VL, DQ, VNNI, VBMI, GFNI): Ice Lake, Zen 4, Sapphire Rapids and newer.
 //
 // Contract: included inside a target region, after prelude.h, with LOWBIT_ISA_NS set. A lane is one row of the weight.
 // Byte vectors hold kLanes x 4 bytes, lane-major: the four bytes of a lane are four consecutive k of its row.
@@ -13,6 +13,8 @@ struct Simd {
   static constexpr int kLanes = 16;
   static constexpr bool kByteDot = true;  // products run on bytes: x as digit planes, see activations.h
   static constexpr int kTokens = 12;      // tokens of a float tile: 24 accumulators
+  static constexpr int kFloatStreams =
+      4;  // row vectors of the float product at M = 1: 16 sums and 4 values of x in 32 registers
   using F = __m512;
   using I = __m512i;
   using B = __m512i;
@@ -20,17 +22,15 @@ struct Simd {
   // --- bytes ---------------------------------------------------------------------------------------------------
   LOWBIT_INLINE B load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
   LOWBIT_INLINE void store_bytes(uint8_t* p, B v) { _mm512_storeu_si512(p, v); }
-  // Shifts right for S > 0 and left for S < 0; bits cross byte borders, callers mask them away.
-  template <int S>
-  LOWBIT_INLINE B shift(B v) {
-    if constexpr (S > 0) return _mm512_srli_epi16(v, S);
-    if constexpr (S < 0) return _mm512_slli_epi16(v, -S);
-    return v;
-  }
-  LOWBIT_INLINE B mask(B v, int m) { return _mm512_and_si512(v, _mm512_set1_epi8(static_cast<char>(m))); }
-  // The bits of a where m is set, the bits of b elsewhere.
-  LOWBIT_INLINE B pick(int m, B a, B b) {
-    return _mm512_ternarylogic_epi32(_mm512_set1_epi8(static_cast<char>(m)), a, b, 0xCA);
+  LOWBIT_INLINE B bit_or(B a, B b) { return _mm512_or_si512(a, b); }
+  // Bits At .. At + P - 1 of every byte, moved to bit To, all others 0.
+  template <int P, int At, int To>
+  LOWBIT_INLINE B field(B v) {
+    if constexpr (At == To) return _mm512_and_si512(v, _mm512_set1_epi8(static_cast<char>(((1 << P) - 1) << To)));
+    // Why: a product with a matrix of bits does in one instruction what a shift and a mask do in two.
+    uint64_t matrix = 0;  // row of output bit i in byte 7 - i
+    for (int i = 0; i < P; ++i) matrix |= uint64_t{1} << (At + i) << (8 * (7 - To - i));
+    return _mm512_gf2p8affine_epi64_epi8(v, _mm512_set1_epi64(static_cast<int64_t>(matrix)), 0);
   }
   template <class Table>
   LOWBIT_INLINE B lookup(B codes) {  // tables of up to 64 bytes: every byte form of a float has at most 6 bits

@@ -11,6 +11,7 @@ struct Simd {
   static constexpr int kLanes = 1;
   static constexpr bool kByteDot = false;
   static constexpr int kTokens = 4;
+  static constexpr int kFloatStreams = 2;  // row vectors of the float product at M = 1
   using F = float;
   using B = uint32_t;  // four bytes: four consecutive k of the row
 
@@ -20,15 +21,14 @@ struct Simd {
     std::memcpy(&v, p, sizeof(v));
     return v;
   }
-  template <int S>
-  LOWBIT_INLINE B shift(B v) {
-    if constexpr (S > 0) return v >> S;
-    if constexpr (S < 0) return v << -S;
-    return v;
+  LOWBIT_INLINE B bit_or(B a, B b) { return a | b; }
+  // Bits At .. At + P - 1 of every byte, moved to bit To, all others 0.
+  template <int P, int At, int To>
+  LOWBIT_INLINE B field(B v) {
+    if constexpr (At > To) v >>= At - To;
+    if constexpr (At < To) v <<= To - At;
+    return v & (0x01010101u * static_cast<B>(((1 << P) - 1) << To));
   }
-  LOWBIT_INLINE B repeat(int m) { return 0x01010101u * static_cast<B>(m & 0xff); }
-  LOWBIT_INLINE B mask(B v, int m) { return v & repeat(m); }
-  LOWBIT_INLINE B pick(int m, B a, B b) { return (a & repeat(m)) | (b & ~repeat(m)); }
   template <int Bits>
   LOWBIT_INLINE void prefetch_ahead(const uint8_t*) {}
 
