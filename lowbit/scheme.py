@@ -43,6 +43,24 @@ class Scheme:
         return 1 if self.group_size == WHOLE_ROW else -(-k // self.group_size)
 
 
+class Schemed:
+    """What a weight with a ``scheme`` says about it."""
+
+    scheme: Scheme
+
+    @property
+    def dtype(self) -> WeightType:
+        return self.scheme.weight
+
+    @property
+    def group_size(self) -> int:
+        return self.scheme.group_size
+
+    @property
+    def zero_kind(self) -> str:
+        return self.scheme.zero_kind
+
+
 def why_not(
     weight: WeightType | str,
     act: ActType | str | None = None,

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import torch
 
-from .dtypes import WeightType, weight_type
+from .dtypes import weight_type
 from .errors import DeviceError, DtypeError, FormatError, SchemeError, ShapeError
-from .scheme import SCALE_TYPES, Scheme
+from .scheme import SCALE_TYPES, Scheme, Schemed
 
 _SCALE_DTYPES = tuple(getattr(torch, name) for name in SCALE_TYPES)
 _FIELDS = ("codes", "scales", "zeros", "perm", "codebook")
@@ -23,7 +23,7 @@ _FIELDS = ("codes", "scales", "zeros", "perm", "codebook")
 _CHUNK = 1 << 17
 
 
-class QuantTensor:
+class QuantTensor(Schemed):
     """A quantized weight in canonical form.
 
     codes: uint8 ``[N, ceil(K*bits/8)]`` bit stream; scales, zeros: ``[N, ceil(K/group_size)]`` (one column for the
@@ -192,18 +192,6 @@ class QuantTensor:
             if not torch.equal(self.perm.sort().values, expected):
                 raise FormatError(f"{name}.perm: expected a permutation of 0..{k - 1}, got repeated or outside numbers")
         return self
-
-    @property
-    def dtype(self) -> WeightType:
-        return self.scheme.weight
-
-    @property
-    def group_size(self) -> int:
-        return self.scheme.group_size
-
-    @property
-    def zero_kind(self) -> str:
-        return self.scheme.zero_kind
 
     @property
     def device(self) -> torch.device:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import torch
 
-from ..dtypes import WeightType, weight_id
+from ..dtypes import weight_id
 from ..errors import DeviceError, DtypeError, SchemeError
-from ..scheme import ZERO_KINDS, Scheme
+from ..scheme import ZERO_KINDS, Scheme, Schemed
 from ..tensor import QuantTensor, stream_bytes
 from . import layout as _layout
 
 _LAYOUT_OF_DEVICE = {"cpu": "cpu", "cuda": "nvidia"}
 
 
-class PackedWeight:
+class PackedWeight(Schemed):
     """A packed weight; make it with :func:`pack_weight`. Holds one copy of the codes and nothing else of size.
 
     codes: uint8 in ``layout`` (formula and picture: lowbit/pack/layout.py); scales, zeros: ``[N/16 rounded up, G, 16]``
@@ -31,18 +31,6 @@ class PackedWeight:
         self.shape = shape
         self.layout = layout
         self.numbers = op_numbers(scheme, shape)
-
-    @property
-    def dtype(self) -> WeightType:
-        return self.scheme.weight
-
-    @property
-    def group_size(self) -> int:
-        return self.scheme.group_size
-
-    @property
-    def zero_kind(self) -> str:
-        return self.scheme.zero_kind
 
     @property
     def device(self) -> torch.device:
