@@ -25,6 +25,19 @@ def error(y, expected):
     return ((y.double() - expected).norm() / expected.norm().clamp_min(1e-30)).item()
 
 
+def assert_rounded_once(y, x, qt):
+    """Every value of y is the exact product but for its last rounding and the sums' small share of |x| @ |W|.T.
+
+    Why not error(): a norm over one or two values is no better than their roundings and cancellations.
+    """
+    w = reference.dequantize(qt)
+    exact, size = x.double() @ w.T, x.double().abs() @ w.abs().T
+    share = 1e-5 if y.dtype == torch.float32 else 3e-4
+    eps, smallest = torch.finfo(y.dtype).eps, torch.finfo(y.dtype).smallest_normal
+    bound = eps / 2 * exact.abs().clamp_min(smallest) + share * size  # subnormals lie as far apart as the first normals
+    assert ((y.double() - exact).abs() <= bound).all(), ((y.double() - exact).abs() / bound).max()
+
+
 def weight(dtype="int4", n=40, k=96, group_size=32, kind=None, scale_type=torch.float16, seed=0):
     wtype = weight_type(dtype)
     kind = kind or ("zero" if wtype.kind == "uint" else "none")
@@ -119,7 +132,7 @@ def test_product_is_right_for_any_shape_group_type_and_stride(data):
     y = lowbit.matmul(x, lowbit.pack_weight(qt))
     assert y.shape == (*x.shape[:-1], n) and y.dtype == dtype and torch.equal(x, before)
     if y.numel():
-        assert error(y, reference.matmul(x, qt)) <= TOLERANCE[name(dtype)]
+        assert_rounded_once(y, x, qt)
 
 
 @pytest.mark.parametrize("shape", [(96,), (1, 96), (0, 96), (3, 0, 96), (2, 3, 96), (1, 2, 3, 96)])
