@@ -28,10 +28,16 @@ def error(y, expected):
 def assert_rounded_once(y, x, qt):
     """Every value of y is the exact product but for its last rounding and the sums' small share of |x| @ |W|.T.
 
+    A weight counts with what it is the difference of: scale * code and scale * zero, or the sum of.
     Why not error(): a norm over one or two values is no better than their roundings and cancellations.
     """
     w = reference.dequantize(qt)
-    exact, size = x.double() @ w.T, x.double().abs() @ w.abs().T
+    weight_size = w.abs()
+    if qt.zeros is not None:
+        zeros = qt.zeros.double() * (qt.scales.double() if qt.zero_kind == "zero" else 1)
+        group = qt.shape[1] if qt.group_size == -1 else qt.group_size
+        weight_size += 2 * zeros.abs().repeat_interleave(group, 1)[:, : qt.shape[1]]
+    exact, size = x.double() @ w.T, x.double().abs() @ weight_size.T
     share = 1e-5 if y.dtype == torch.float32 else 3e-4
     eps, smallest = torch.finfo(y.dtype).eps, torch.finfo(y.dtype).smallest_normal
     bound = eps / 2 * exact.abs().clamp_min(smallest) + share * size  # subnormals lie as far apart as the first normals
