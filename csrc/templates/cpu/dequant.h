@@ -43,7 +43,8 @@ struct ByteTable {
   static constexpr Data fill() {
     Data d{};
     for (int c = 0; c < 64; ++c) d.bytes[c] = Table::kBytes[c & ((1 << Bits) - 1)];
-    for (int c = 0; c < (1 << Bits); ++c) d.values[c] = Table::kBytes[c];
+    // Without the offset, which is the byte of code 0: the value of every float's code 0 is 0.
+    for (int c = 0; c < (1 << Bits); ++c) d.values[c] = static_cast<float>(Table::kBytes[c] - Table::kBytes[0]);
     return d;
   }
   static constexpr Data data = fill();
@@ -124,22 +125,25 @@ LOWBIT_INLINE Simd::B unpack_quad(Bytes<Bits, Table>, const uint8_t* chunk) {
 #endif
 }
 
-// --- a quad that unpack_quad() returned, as floats: byte (for Codes and Bytes) or value (for Floats) ----------------
+// --- a quad that unpack_quad() returned, as floats ---------------------------------------------------------------
+// Codes: the byte. Bytes (ISAs without byte products only): the value times 2^shift. Floats: the value.
 template <int Bits, int Mult>
 LOWBIT_INLINE void to_floats(Codes<Bits, Mult>, Simd::B quad, Simd::F out[kQuad]) {
   Simd::widen(quad, out);
 }
-template <int Bits, class Table>
-LOWBIT_INLINE void to_floats(Bytes<Bits, Table>, Simd::B quad, Simd::F out[kQuad]) {
-  if constexpr (Simd::kByteDot) {
-    Simd::widen(quad, out);
-  } else {
-    Simd::decode<ByteTable<Bits, Table>>(quad, out);
-  }
+template <class D>
+LOWBIT_INLINE void to_floats(D, Simd::B quad, Simd::F out[kQuad]) {
+  Simd::decode<typename D::LookUp>(quad, out);
 }
-template <int Bits, class Table>
-LOWBIT_INLINE void to_floats(Floats<Bits, Table>, Simd::B quad, Simd::F out[kQuad]) {
-  Simd::decode<FloatTable<Bits, Table>>(quad, out);
+
+// What is left to take off a float of to_floats().
+template <int Bits, int Mult>
+constexpr int float_offset(Codes<Bits, Mult>, ByteForm form) {
+  return form.offset;
+}
+template <class D>
+constexpr int float_offset(D, ByteForm) {
+  return 0;
 }
 
 // True when products with this decoder's bytes can run as integer dot products on this ISA.

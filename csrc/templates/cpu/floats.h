@@ -129,6 +129,7 @@ void unpack_floats(const Weight& w, const FloatsPanel& panel, int64_t block_size
 
 template <class D, ActType A>
 void run_floats(const MatmulArgs& a, ByteForm form) {
+  form.offset = float_offset(D{}, form);
   const int64_t k_padded = round_up(a.w.k, kChunk);
   const int64_t block = block_size(a.w.group_size);
   const int64_t blocks = ceil_div(a.w.k, block);
