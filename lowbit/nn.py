@@ -172,14 +172,17 @@ class Linear(nn.Linear):
         # Why: nobody says which device and type fn leads to; it is tried on an empty tensor.
         probe = fn(torch.empty(0, dtype=self.float_dtype, device=self.qweight.device))
         packed = self.layout is not None
-        moved = probe.device.type != self.qweight.device.type
+        before = self.qweight.device.type
+        moved = probe.device.type != before
+        # Where there were no kernels a layer could not be packed; on meta there is nothing to pack.
+        pack = moved and (packed or before not in (*_KERNEL_DEVICES, "meta"))
         if moved:
             self._unprepare()
         held = {id(t) for t in map(self._parameters.get, _HELD) if t is not None}
         super()._apply(lambda t: _keep_type(fn, t) if id(t) in held else fn(t), recurse)
         if probe.dtype.is_floating_point:
             self.float_dtype = probe.dtype
-        return self.prepare() if packed and moved else self
+        return self.prepare() if pack else self
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -226,3 +226,17 @@ def test_fused_transformer_layers_still_work():
         torch.testing.assert_close(
             lowbit.quantize_model(encoder, "int8", group_size=32)(x), expected, rtol=0.05, atol=0.05
         )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_layer_made_on_a_gpu_works_there_and_is_packed_when_it_moves_to_the_cpu():
+    made = lowbit.Linear.from_linear(linear().cuda().half(), "int8", group_size=16)
+    weight = made.quant_tensor().cpu()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this version has no kernels for CUDA
+        there = made(X.half().cuda()).cpu()
+    made.cpu()
+    assert made.layout == "cpu" and made.bias.device.type == "cpu" and made.quant_tensor() == weight
+    torch.testing.assert_close(made(X.half()), there, rtol=5e-3, atol=5e-3)
+    assert made.cuda().quant_tensor() == weight
