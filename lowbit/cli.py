@@ -25,16 +25,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"lowbit {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     chosen = next((word for word in argv if not word.startswith("-")), None)
-    for name, does in COMMANDS.items():
-        subparser = commands.add_parser(name, help=does)
-        if name == chosen:
-            module = import_module(f"{__package__}.commands.{name}")
-            module.add_arguments(subparser)
-    args = parser.parse_args(argv)
     try:
+        for name, does in COMMANDS.items():
+            subparser = commands.add_parser(name, help=does)
+            if name == chosen:  # may fail already: a command loads the library, which reads the variables
+                module = import_module(f"{__package__}.commands.{name}")
+                module.add_arguments(subparser)
+        args = parser.parse_args(argv)
         return module.run(args)
     except LowbitError as error:
-        print(f"lowbit {args.command}: {error}", file=sys.stderr)
+        print(f"lowbit {chosen}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
