@@ -16,7 +16,6 @@ namespace {
 template <int Bits, int Mult>
 struct Codes {
   static constexpr int kBits = Bits;
-  static constexpr int kMult = Mult;
 };
 template <int Bits, class Table>
 struct ByteTable;

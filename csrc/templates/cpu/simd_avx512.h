@@ -143,8 +143,9 @@ struct Simd {
     std::memcpy(&quad, p, sizeof(quad));
     return _mm512_set1_epi32(quad);
   }
+  // acc[lane] + sum over j of byte j of w (unsigned) times byte j of x (signed), exact.
   LOWBIT_INLINE I dot(I acc, B w, I x) { return _mm512_dpbusd_epi32(acc, w, x); }
-  // acc[lane] + sum over j of byte j of w (unsigned) times x[j] (signed), exact.
+  // The same with four bytes of x in memory, for tiles that leave no register for them.
   // Why asm: gcc 12 hoists the broadcast of x into a register of its own and then spills accumulators.
   LOWBIT_INLINE I dot(I acc, B w, const int8_t* x) {
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*reinterpret_cast<const int32_t*>(x)));
