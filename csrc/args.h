@@ -57,4 +57,31 @@ struct MatmulArgs {
 
 using MatmulFn = void (*)(const MatmulArgs&);
 
+// How a CUDA kernel is launched: where, on how many multiprocessors, and whether it may overlap the kernel before it
+// (programmatic dependent launch, compute capability 9.0 and newer).
+struct Launch {
+  int device;
+  void* stream;
+  int sms;
+  bool overlap;
+};
+
+// value = step * code - offset, for integer types (uint: 1, 0; int b: 1, 2^(b-1); int1: 2, 1); floats ignore it.
+struct Affine {
+  float step, offset;
+};
+
+// Rows row_begin .. row_begin + rows - 1 of a packed weight as floats: out [rows, k], out_stride elements a row.
+struct DequantArgs {
+  Weight w;
+  int64_t row_begin, rows;
+  void* out;
+  int64_t out_stride;
+  FloatType type;
+};
+
+// Both return a cudaError_t.
+using DecodeFn = int (*)(const MatmulArgs&, const Launch&);
+using DequantFn = int (*)(const DequantArgs&, const Launch&);
+
 }  // namespace lowbit
