@@ -118,6 +118,15 @@ def test_cpp_formula_equals_python(native, layout, bits):
             np.testing.assert_array_equal(native.positions(which, *shape, bits, spot.width), expected)
 
 
+@pytest.mark.parametrize("layout", layouts.LAYOUTS)
+def test_every_row_of_a_block_has_a_place_for_its_scale(native, layout):
+    places = [layouts.group_place(layout, row) for row in range(16)]
+    assert sorted(places) == list(range(16))
+    assert places == [native.group_place(layouts.LAYOUTS.index(layout), row) for row in range(16)]
+    if layout == "nvidia":
+        assert all(places[g + 8] == places[g] + 1 and places[g] % 2 == 0 for g in range(8))
+
+
 def test_cpp_order_of_8_bit_activations(native):
     assert [native.stored_k(i) for i in range(16)] == [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15]
     for p in (1, 2, 4, 8):

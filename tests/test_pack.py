@@ -92,7 +92,21 @@ def test_scales_of_16_rows_lie_together(layout, step):
         assert packed_groups.shape == (rows // 16, 4, 16) and packed_groups.is_contiguous()
         for n in range(rows):
             for g in range(4):
-                assert packed_groups[n // 16, g, n % 16] == (canonical[n, g] if n < 70 else 0)
+                place = n % 16 if layout == "cpu" else 2 * (n % 8) + n % 16 // 8
+                assert packed_groups[n // 16, g, place] == (canonical[n, g] if n < 70 else 0)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("n", [16, 64, 70])
+@pytest.mark.parametrize("layout", layouts.LAYOUTS)
+def test_packed_scales_have_their_own_memory_and_come_back(layout, n, groups):
+    values = torch.randn(n, groups)
+    before = values.clone()
+    packed = layouts.pack_groups(values, layout)
+    back = layouts.unpack_groups(packed, n, layout)
+    assert torch.equal(back, values) and back.is_contiguous()
+    packed.zero_()
+    assert torch.equal(values, before) and torch.equal(back, values)
 
 
 def test_packed_weight_says_what_it_is():

@@ -83,6 +83,12 @@ struct Packed {
   }
 };
 
+// Scales and zeros are [rows / 16][groups][16]: the place of the 16 that holds a row. nvidia: rows g and g + 8, which
+// one lane owns, are neighbours.
+LOWBIT_HOST_DEVICE constexpr int group_place(Layout layout, int row) {
+  return layout == Layout::kCpu ? row : row % 8 * 2 + row / 8;
+}
+
 // Eight-bit activations are stored in this order inside each 16 k, so that four adjacent bytes meet the four bytes
 // `(word >> width*i) & byte_mask(width)` of one row: place i of the 16 holds k = stored_k(i).
 LOWBIT_HOST_DEVICE constexpr int stored_k(int place) { return place % 2 * 8 + place / 2; }

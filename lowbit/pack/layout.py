@@ -36,7 +36,9 @@ Layout ``nvidia``: N padded to 64, K to 256/(smallest p). Planes lie one after t
       so ``(word >> (8c + p*i)) & (0x00010001 * (2**p - 1))`` is one register (two 16-bit halves) of the fragment, and
       ``(word >> p*i) & (0x01010101 * (2**p - 1))`` is four bytes of one row, k = 2t, 2t+8, 2t+1, 2t+9.
 
-Scales and zeros: ``[N/16][G][16]`` (N padded as above), so that one vector load serves 16 rows. Pad fields are 0.
+Scales and zeros: ``[N/16][G][16]`` (N padded as above), so that one vector load serves 16 rows. Pad fields are 0. In
+layout ``cpu`` place r of the 16 holds row r. In layout ``nvidia`` place 2*(r%8) + r//8 does, so that rows g and g + 8,
+which one lane owns, are neighbours: one 32-bit word of two 16-bit scales.
 """
 
 from __future__ import annotations
@@ -201,19 +203,31 @@ def unpack_codes(packed: torch.Tensor, n: int, k: int, bits: int, layout: str) -
     return stream
 
 
+def group_place(layout: str, row: Any) -> Any:
+    """Which of the 16 places of a row block holds the scale of (row < 16). Works on integers, arrays and tensors."""
+    return row if layout == "cpu" else row % 8 * 2 + row // 8
+
+
 def pack_groups(values: torch.Tensor, layout: str) -> torch.Tensor:
-    """Scales or zeros ``[N, G]`` -> ``[ceil(N/16), G, 16]`` (``nvidia``: N padded to 64), own type, pad rows 0."""
+    """Scales or zeros ``[N, G]`` -> ``[N/16 rounded up, G, 16]`` (``nvidia``: N padded to 64), own type, pad rows 0."""
     n, groups = values.shape
     rows = padded_shape(check_layout(layout), n, 1, 1)[0]
-    packed = values.new_zeros((rows // 16, groups, 16))
-    full = n // 16
-    packed[:full] = values[: full * 16].reshape(full, 16, groups).transpose(1, 2)
-    if n % 16:
-        packed[full, :, : n % 16] = values[full * 16 :].t()
+    packed = values.new_empty((rows // 16, groups, 16))
+    padded = torch.nn.functional.pad(values, (0, 0, 0, rows - n))
+    _by_place(packed, layout).copy_(padded.view(rows // 16, 2, 8, groups))
     return packed
 
 
-def unpack_groups(packed: torch.Tensor, n: int) -> torch.Tensor:
+def unpack_groups(packed: torch.Tensor, n: int, layout: str) -> torch.Tensor:
     """The inverse of :func:`pack_groups`: ``[n, G]``, its own memory."""
-    values = packed.new_empty((n, packed.shape[1]))
-    return values.copy_(packed.transpose(1, 2).reshape(-1, packed.shape[1])[:n])
+    groups = packed.shape[1]
+    values = packed.new_empty((n, groups))
+    return values.copy_(_by_place(packed, check_layout(layout)).reshape(-1, groups)[:n])
+
+
+def _by_place(packed: torch.Tensor, layout: str) -> torch.Tensor:
+    """A view ``[N/16, 2, 8, G]`` of packed scales: (block, h, g) is row 16*block + 8*h + g."""
+    blocks, groups, _ = packed.shape
+    if layout == "cpu":
+        return packed.view(blocks, groups, 2, 8).permute(0, 2, 3, 1)
+    return packed.view(blocks, groups, 8, 2).permute(0, 3, 2, 1)

@@ -48,8 +48,8 @@ class PackedWeight(Schemed):
         n, k = self.shape
         return QuantTensor(
             _run_unpack(self.codes, n, k, self.scheme.weight.bits, self.layout),
-            _layout.unpack_groups(self.scales, n),
-            None if self.zeros is None else _layout.unpack_groups(self.zeros, n),
+            _layout.unpack_groups(self.scales, n, self.layout),
+            None if self.zeros is None else _layout.unpack_groups(self.zeros, n, self.layout),
             dtype=self.scheme.weight,
             shape=self.shape,
             group_size=self.scheme.group_size,

@@ -17,6 +17,7 @@ PYBIND11_MODULE(layout_math, m) {
   });
   m.def("plane_low", &layout::plane_low);
   m.def("smallest_plane", &layout::smallest_plane);
+  m.def("group_place", [](int which, int row) { return layout::group_place(static_cast<Layout>(which), row); });
   m.def("stored_k", &layout::stored_k);
   m.def("byte_mask", &layout::byte_mask);
   m.def("half_mask", &layout::half_mask);
