@@ -1,0 +1,24 @@
+"""Everything in this folder is marked ``gpu``, and skipped with the reason where there is no CUDA device."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+
+
+def why_not() -> str | None:
+    """Why nothing of this folder can run here, or None."""
+    if not torch.cuda.is_available():
+        return f"needs a CUDA device, torch {torch.__version__} finds none"
+    return None
+
+
+def pytest_collection_modifyitems(items):
+    reason = why_not()
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=reason))
