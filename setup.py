@@ -1,8 +1,10 @@
-"""Builds lowbit/lib/liblowbit_cpu.so: asks the generator for the kernels, writes a ninja file, runs it.
+"""Builds the libraries of lowbit/lib: asks the generator for the kernels, writes a ninja file, runs it.
 
 Variables: MAX_JOBS (compilers at a time), LOWBIT_ONLY (only kernels whose names match these globs, or "none"), CXX,
 LOWBIT_PORTABLE (1: the library must run wherever manylinux_2_28 does; 0: link plainly, for this machine; unset: the
-first if it can be had, else the second). Metadata stands in pyproject.toml; docs/wheel.md tells how the wheel is made.
+first if it can be had, else the second), LOWBIT_CUDA_ARCHS (such as "80;90a", or "none"; unset: the GPUs of this
+machine when nvcc is on PATH), LOWBIT_LINEINFO (1: CUDA kernels tell profilers their source lines). Metadata stands in
+pyproject.toml; docs/wheel.md tells how the wheel is made.
 """
 
 import fcntl
@@ -24,7 +26,8 @@ if int(setuptools.__version__.split(".")[0]) < 77:
 from setuptools.command.bdist_wheel import bdist_wheel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from tools.build_graph import GEN, LIBRARY, ROOT, ninja_file
+from tools import cuda
+from tools.build_graph import CUDA_LIBRARY, GEN, LIBRARY, ROOT, ninja_file
 
 LINKS = {"1": ["portable"], "0": ["plain"], "": ["portable", "plain"]}
 
@@ -57,46 +60,57 @@ def find_tools():
     return cxx, shutil.which("ninja", path=places) or stop("building needs ninja, found none: run `pip install ninja`")
 
 
-def generate():
+def find_cuda():
+    """The CUDA toolkit, or None for a build without CUDA."""
+    try:
+        return cuda.find(cuda.wanted_archs())
+    except ValueError as error:
+        stop(error)
+
+
+def generate(with_cuda):
     """Write the kernels to build/gen and return all sources. Files that stay equal keep their time."""
-    command = [sys.executable, "-m", "generator", "--out", GEN]
+    command = [sys.executable, "-m", "generator", "--out", GEN, "--arch", "cpu,cuda" if with_cuda else "cpu"]
     if os.environ.get("LOWBIT_ONLY"):
         command += ["--only", os.environ["LOWBIT_ONLY"]]
     if subprocess.call(command, cwd=ROOT):
         stop("the generator failed, see above")
     generated = json.loads((ROOT / GEN / "manifest.json").read_text())["files"]
-    return [f"csrc/{p.name}" for p in sorted((ROOT / "csrc").glob("*.cpp"))] + [f"{GEN}/{name}" for name in generated]
+    folders = ["csrc/*.cpp", *(["csrc/cuda/*.cpp", "csrc/cuda/*.cu"] if with_cuda else [])]
+    own = [str(path.relative_to(ROOT)) for pattern in folders for path in sorted(ROOT.glob(pattern))]
+    return own + [f"{GEN}/{name}" for name in generated]
 
 
 def build():
-    """Build the library; (its path, "portable" or "plain")."""
+    """Build the libraries; (their paths, "portable" or "plain")."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         stop(f"there are kernels for Linux on x86-64 only, this is {sys.platform} on {platform.machine()}")
-    if os.environ.get("LOWBIT_CUDA_ARCHS"):
-        print("lowbit: LOWBIT_CUDA_ARCHS is set, but this version has no CUDA kernels: only the CPU part is built")
     wanted = os.environ.get("LOWBIT_PORTABLE", "")
     kinds = LINKS.get(wanted) or stop(f"expected LOWBIT_PORTABLE to be 0, 1 or unset, got {wanted!r}")
-    cxx, ninja = find_tools()
+    (cxx, ninja), toolkit = find_tools(), find_cuda()
+    print("lowbit: " + (f"CUDA kernels for {';'.join(toolkit.archs)}" if toolkit else "no CUDA kernels in this build"))
     (ROOT / "build").mkdir(exist_ok=True)
     lock = open(ROOT / "build/lock", "w")  # closed, and so released, when build() returns
     fcntl.flock(lock, fcntl.LOCK_EX)
-    (ROOT / "build/build.ninja").write_text(ninja_file(cxx, torch_headers(), generate()))
+    (ROOT / "build/build.ninja").write_text(ninja_file(cxx, torch_headers(), generate(toolkit is not None), toolkit))
     command = [ninja, "-f", "build/build.ninja"] + [f"-j{n}" for n in [os.environ.get("MAX_JOBS")] if n]
     if subprocess.call([*command, "objects"], cwd=ROOT):
         stop("a source does not compile, see above; the oldest compiler that knows every instruction set is g++ 11")
     for kind in kinds:
-        if subprocess.call([*command, f"build/{kind}/{LIBRARY}"], cwd=ROOT) == 0:
-            return ROOT / f"build/{kind}/{LIBRARY}", kind
+        made = [f"build/{kind}/{name}" for name in ((LIBRARY, CUDA_LIBRARY) if toolkit else (LIBRARY,))]
+        if subprocess.call([*command, *made], cwd=ROOT) == 0:
+            return [ROOT / path for path in made], kind
         print(f"lowbit: the {kind} link failed, see above")
     stop("the library does not link, see above")
 
 
 class BuildLibrary(build_ext):
-    """Puts the library and the manifest into lowbit/lib, in the source tree for a developer's build."""
+    """Puts the libraries and the manifest into lowbit/lib, in the source tree for a developer's build."""
 
     def outputs(self):
         base = ROOT if self.inplace or self.editable_mode else Path(self.build_lib)
-        return [base / "lowbit/lib" / name for name in (LIBRARY, "manifest.json")]
+        names = (LIBRARY, CUDA_LIBRARY, "manifest.json") if find_cuda() else (LIBRARY, "manifest.json")
+        return [base / "lowbit/lib" / name for name in names]
 
     def get_outputs(self):
         return list(map(str, self.outputs()))
@@ -105,8 +119,11 @@ class BuildLibrary(build_ext):
         return {}
 
     def run(self):
-        library, self.kind = build()
-        for source, target in zip((library, ROOT / GEN / "manifest.json"), self.outputs()):
+        libraries, self.kind = build()
+        targets = self.outputs()
+        if len(libraries) == 1:  # that of an earlier build with CUDA would not fit the manifest of one without
+            (targets[0].parent / CUDA_LIBRARY).unlink(missing_ok=True)
+        for source, target in zip((*libraries, ROOT / GEN / "manifest.json"), targets):
             target.parent.mkdir(parents=True, exist_ok=True)
             # Why: a new file, not new contents; a process that has the old library mapped must keep it.
             shutil.copy2(source, f"{target}.new")

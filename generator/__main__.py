@@ -21,8 +21,8 @@ def explain(tags: str) -> str:
     weight, acts = parse_tags(tags)
     kind, multiplier = decoder(weight)
     how = {
-        "codes": f"integer products use {multiplier} * code",
-        "bytes": "integer products use a table of bytes",
+        "codes": f"integer products on the CPU use {multiplier} * code",
+        "bytes": "integer products on the CPU use a table of bytes",
         "floats": "every product is in floating point (no byte form: the values span too wide)",
     }[kind]
     lines = [f"{weight.name}: {weight.bits} bits in planes of {weight.planes}; {how}"]
@@ -31,8 +31,6 @@ def explain(tags: str) -> str:
     for act in acts:
         for family in families():
             reason = why_not(weight, act, family=family.name)
-            if reason is None and act.name not in family.acts:
-                reason = f"family {family.name!r} takes activations of {', '.join(family.acts)}, got {act.name}"
             for variant in family.variants:
                 name = row_name(weight, act, family.name, variant.name)
                 lines.append(f"  {name}: " + (f"no: {reason}" if reason else "built"))
@@ -42,9 +40,11 @@ def explain(tags: str) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0, or 2 after one sentence on bad input."""
     parser = argparse.ArgumentParser("generator", description=sys.modules["generator"].__doc__)
-    parser.add_argument("--out", type=Path, help="write sources, registry.inc and manifest.json to this folder")
-    parser.add_argument("--arch", help="only these architectures, comma-separated (cpu)")
-    parser.add_argument("--only", help="only kernels whose name matches these globs ('w3*,*_avx2'), or 'none'")
+    parser.add_argument("--out", type=Path, help="write sources, registries and manifest.json to this folder")
+    parser.add_argument("--arch", help="only these devices, comma-separated (cpu, cuda)")
+    parser.add_argument(
+        "--only", help="only kernels whose name matches these globs ('w3*,*_avx2,w4a16_decode_*'), or 'none'"
+    )
     parser.add_argument("--list", action="store_true", help="print the kernels' names")
     parser.add_argument("--table", action="store_true", help="print the support table in Markdown")
     parser.add_argument("--explain", metavar="TAGS", help="say which kernels serve tags such as w3a8, and why not")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from lowbit.dtypes import WEIGHT_TYPES, ActType, WeightType, act_type
+from lowbit.dtypes import ACT_TYPES, WEIGHT_TYPES, ActType, WeightType
 from lowbit.errors import SchemeError
 from lowbit.scheme import why_not
 
@@ -29,8 +29,16 @@ class Row:
 
     @property
     def unit(self) -> str:
-        """The file that this kernel is instantiated in: one per width, so that they compile side by side."""
-        return unit_name(self.family.name, self.variant.name, self.weight.bits)
+        """The file that this kernel is instantiated in: few enough to link, many enough to compile side by side."""
+        return unit_name(self.family, self.variant, self.weight.bits, self.act)
+
+    @property
+    def affine(self) -> tuple[int, int]:
+        """``(step, offset)`` with value = step * code - offset; (1, 0) for floats, whose codes mean something else."""
+        if self.weight.kind == "float":
+            return 1, 0
+        first, second = map(int, self.weight.values[:2])
+        return second - first, -first
 
 
 def decoder(weight: WeightType) -> tuple[str, int]:
@@ -54,24 +62,24 @@ def byte_table(weight: WeightType) -> tuple[int, ...]:
 
 
 def rows(arch: str | None = None, only: str | None = None) -> list[Row]:
-    """Every legal kernel of the families, or those of one arch whose names match ``only`` (globs, comma-separated).
+    """Every legal kernel of the families, or those of some devices (``arch``) whose names match ``only`` (globs).
 
     ``only="none"`` gives no kernel at all: a build for work on everything else. Raises SchemeError when a filter
     matches nothing, because a misspelt filter must not give an empty library.
     """
     found = [
-        Row(family, variant, weight, act_type(act))
+        Row(family, variant, weight, act)
         for family in families()
         for variant in family.variants
         for weight in WEIGHT_TYPES
-        for act in family.acts
+        for act in ACT_TYPES
         if why_not(weight, act, family=family.name) is None
     ]
     if arch is not None:
-        known = sorted({row.variant.arch for row in found})
-        found = [row for row in found if row.variant.arch in arch.split(",")]
-        if not found:
-            raise SchemeError(f"expected an architecture out of {', '.join(known)}, got {arch!r}")
+        known = sorted({row.family.device for row in found})
+        if not set(arch.split(",")) <= set(known):
+            raise SchemeError(f"expected devices out of {', '.join(known)}, got {arch!r}")
+        found = [row for row in found if row.family.device in arch.split(",")]
     if only is not None:
         matching = [row for row in found if any(fnmatchcase(row.name, glob) for glob in only.split(","))]
         if not matching and only != "none":

@@ -1,7 +1,7 @@
 """Which families of kernels exist: one entry each. Everything else follows from this list and lowbit/dtypes.py.
 
-To add a family: write its template, add an entry to :func:`families`, and let ``lowbit.scheme.why_not`` say which
-combinations it serves. A family for a new device class also needs a frame in render.py.
+To add a family: write its template, add an entry to :func:`families`, and let ``lowbit.scheme.FAMILY_ACTS`` say which
+activations it takes. A family for a new device class also needs a frame in render.py.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowbit.dtypes import ACT_TYPES
-
 ROOT = Path(__file__).resolve().parent.parent
 _ISA_ROW = re.compile(r'^LOWBIT_ISA\((\w+), "([^"]*)", .+\)$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One machine that a family is compiled for: an instruction set of a CPU, or an architecture of a GPU."""
+    """One way that a family is compiled: for an instruction set of a CPU, or with a tile on a GPU."""
 
     name: str
-    arch: str  # what --arch picks
-    target: str  # the compiler's name for it
+    target: str = ""  # the compiler's name for it: a target of g++, or a type in the template
+    sizes: tuple[tuple[str, int], ...] = ()  # numbers that the choice of a kernel needs, by name
 
 
 @dataclass(frozen=True)
@@ -30,16 +28,29 @@ class Family:
     """One kind of kernel. In ``template`` and ``shared``, {variant} stands for the variant's name."""
 
     name: str
-    device: str  # picks the frame of render.py
+    device: str  # what --arch picks; also the frame of render.py and the library
     variants: tuple[Variant, ...]
-    acts: tuple[str, ...]
+    args: str  # the struct of args.h that its kernels take
     template: tuple[str, ...]  # headers of a unit of kernels, in order; the last one has the algorithm
     shared: tuple[str, ...] = ()  # headers of the unit that holds what all kernels of a variant call
+
+    @property
+    def library(self) -> str:
+        return f"liblowbit_{self.device}.so"
 
 
 def cpu_variants(path: Path = ROOT / "csrc/cpu_isa.inc") -> tuple[Variant, ...]:
     """The instruction sets of cpu_isa.inc, best first."""
-    return tuple(Variant(name, "cpu", target) for name, target in _ISA_ROW.findall(path.read_text()))
+    return tuple(Variant(name, target) for name, target in _ISA_ROW.findall(path.read_text()))
+
+
+def decode_variants() -> tuple[Variant, ...]:
+    """Tiles of ``decode``: tokens (x is padded to that many rows) and row tiles (16 rows of the weight) a pass."""
+    return tuple(
+        Variant(f"n{tokens}r{tiles}", f"Tile<{tokens}, {tiles}>", (("tokens", tokens), ("row_tiles", tiles)))
+        for tokens in (8, 16)
+        for tiles in (1, 2, 4)
+    )
 
 
 def families() -> tuple[Family, ...]:
@@ -50,8 +61,10 @@ def families() -> tuple[Family, ...]:
             name="cpu",
             device="cpu",
             variants=cpu_variants(),
-            acts=tuple(a.name for a in ACT_TYPES),
+            args="MatmulArgs",
             template=(simd, "templates/cpu/dequant.h", "templates/cpu/gemm.h"),
             shared=(simd, "templates/cpu/product.h"),
         ),
+        Family("decode", "cuda", decode_variants(), "MatmulArgs", ("templates/decode.cuh",)),
+        Family("dequant", "cuda", (Variant("rows"),), "DequantArgs", ("templates/dequant_weight.cuh",)),
     )

@@ -14,18 +14,24 @@ FORMAT = 1
 
 
 def record(row: Row) -> dict:
-    """One row of the manifest; ``isa`` is the variant, ``byte_form`` [shift, offset] or null."""
-    kind, multiplier = decoder(row.weight)
-    return {
+    """One row of the manifest. On the CPU ``isa`` is the variant and ``byte_form`` [shift, offset] or null; on CUDA
+    the sizes of the variant follow.
+    """
+    fields = {
         "name": row.name,
         "family": row.family.name,
-        "isa": row.variant.name,
+        "variant": row.variant.name,
         "weight": row.weight.name,
         "act": row.act.name,
-        "decoder": f"codes*{multiplier}" if kind == "codes" else kind,
-        "byte_form": row.weight.byte_form,
         "unit": row.unit,
+        "library": row.family.library,
     }
+    if row.family.device == "cpu":
+        kind, multiplier = decoder(row.weight)
+        fields["isa"] = row.variant.name
+        fields["decoder"] = f"codes*{multiplier}" if kind == "codes" else kind
+        fields["byte_form"] = row.weight.byte_form
+    return fields | dict(row.variant.sizes)
 
 
 def manifest(found: Sequence[Row], files: Sequence[str]) -> str:
@@ -42,9 +48,12 @@ def support_table(found: Sequence[Row]) -> str:
     for weight in WEIGHT_TYPES:
         cells = []
         for act in ACT_TYPES:
-            built = [(r.family.name, r.variant.name) for r in found if r.weight == weight and r.act == act]
-            families = dict.fromkeys(name for name, _ in built)
-            cells.append("; ".join(f"{f}: " + ", ".join(v for n, v in built if n == f) for f in families) or "no")
+            built: dict[str, list[str]] = {}
+            for row in found:
+                if row.weight == weight and row.act == act:
+                    part = row.variant.name if row.family.device == "cpu" else row.family.name
+                    built.setdefault(row.family.device, []).append(part)
+            cells.append("; ".join(f"{d}: " + ", ".join(dict.fromkeys(parts)) for d, parts in built.items()) or "no")
         if groups and groups[-1][1:] == (weight.kind, cells):
             groups[-1][0].append(weight.name)
         else:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from lowbit.dtypes import ACT_TYPES, WEIGHT_TYPES, ActType, WeightType
 from lowbit.errors import SchemeError, nearest
 
+from .families import Family, Variant
+
 _KIND_TAGS = {"int": "w", "uint": "wu", "float": "wf"}
+#: The CUDA types of activations.
+CUDA_ACTS = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 
 def weight_tag(weight: WeightType) -> str:
@@ -18,9 +22,21 @@ def row_name(weight: WeightType, act: ActType, family: str, variant: str) -> str
     return f"{weight_tag(weight)}{act.tag}_{family}_{variant}"
 
 
-def unit_name(family: str, variant: str, part: int | str) -> str:
-    """The file of a unit; ``part`` is its width in bits, or ``product`` for what its kernels share."""
-    return f"{family}_{variant}_{part}.cpp"
+def unit_name(family: Family, variant: Variant, part: int | str, act: ActType | None = None) -> str:
+    """The file of a unit; ``part`` is its width in bits, or ``product`` for what its kernels share.
+
+    On a CPU one file per variant, because each has its own compiler target; on CUDA one per activation type.
+    """
+    if family.device == "cpu":
+        return f"{family.name}_{variant.name}_{part}.cpp"
+    return f"{family.name}_{part}_{act.tag}.cu"
+
+
+def cpp_weight(weight: WeightType) -> str:
+    """The type that names a weight type in CUDA templates; int b and uint b share one."""
+    if weight.kind == "float":
+        return f"lowbit::Float<{weight.exponent}, {weight.mantissa}>"
+    return f"lowbit::Int<{weight.bits}>"
 
 
 def table_name(weight: WeightType) -> str:

@@ -10,7 +10,7 @@ from lowbit.scheme import SCALE_TYPES, ZERO_KINDS
 
 from .enumerate import Row, byte_table, decoder, units
 from .families import Family, Variant
-from .naming import enumerator, table_name, unit_name
+from .naming import CUDA_ACTS, cpp_weight, enumerator, table_name, unit_name
 
 COMMAND = "python -m generator --out build/gen"
 
@@ -36,10 +36,6 @@ def _cpu_frame(variant: Variant, headers: Iterable[str], body: str) -> str:
     return f"{prelude}{opening}{includes}{body}{closing}"
 
 
-#: How a unit opens and closes, per device class.
-FRAMES = {"cpu": _cpu_frame}
-
-
 def _literal(value: float) -> str:
     # Why: codes that mean NaN or infinity never reach a kernel; 0 keeps pad bits harmless.
     return f"{value!r}f" if abs(value) < float("inf") else "0.0f"
@@ -59,7 +55,7 @@ def _table(weight: WeightType) -> str:
     return f"{head}\n{lines}}};\n}};\n"
 
 
-def _kernel(row: Row) -> str:
+def _cpu_kernel(row: Row) -> str:
     weight = row.weight
     kind, multiplier = decoder(weight)
     second = multiplier if kind == "codes" else table_name(weight)
@@ -69,29 +65,68 @@ def _kernel(row: Row) -> str:
     return f"void {row.name}(const MatmulArgs& args) {{ {call} }}\n"
 
 
-def unit(found: Sequence[Row]) -> str:
-    """One file: the tables its kernels need, then the kernels. All rows are of one family and variant."""
+def _cpu_unit(found: Sequence[Row]) -> str:
+    """The tables its kernels need, then the kernels. All rows are of one variant."""
     family, variant = found[0].family, found[0].variant
     weights = dict.fromkeys(row.weight for row in found)
     tables = "".join(map(_table, weights))
     tables = f"namespace {{\n{tables}}}  // namespace\n" if tables else ""
-    body = "".join(map(_kernel, found))
-    space = f"lowbit::{family.device}::{variant.name}"
+    body = "".join(map(_cpu_kernel, found))
+    space = f"lowbit::cpu::{variant.name}"
     body = f"namespace {space} {{\n{tables}{body}}}  // namespace {space}\n"
-    return banner(family.template[-1]) + FRAMES[family.device](variant, family.template, body)
+    return _cpu_frame(variant, family.template, body)
+
+
+def _cuda_kernel(row: Row) -> str:
+    """The host function that launches a kernel. Why in its unit: nvcc keeps instantiations of kernels to their file."""
+    space = f"lowbit::{row.family.name}"
+    tile = f", {space}::{row.variant.target}" if row.variant.target else ""
+    types = f"{cpp_weight(row.weight)}, {CUDA_ACTS[row.act.name]}{tile}"
+    step, offset = row.affine
+    return (
+        f'extern "C" int {row.name}(const lowbit::{row.family.args}& args, const lowbit::Launch& launch) {{\n'
+        f"  return {space}::launch<{types}>(args, launch, {{{step}.0f, {offset}.0f}});\n}}\n"
+    )
+
+
+def _cuda_unit(found: Sequence[Row]) -> str:
+    includes = "".join(f'#include "{header}"\n' for header in found[0].family.template)
+    return includes + "".join(map(_cuda_kernel, found))
+
+
+#: The text of a unit below its banner, per device class.
+FRAMES = {"cpu": _cpu_unit, "cuda": _cuda_unit}
+
+
+def unit(found: Sequence[Row]) -> str:
+    """One file of kernels. All rows are of one family."""
+    family = found[0].family
+    return banner(family.template[-1]) + FRAMES[family.device](found)
 
 
 def shared_unit(family: Family, variant: Variant) -> str:
     """The file with what every kernel of a variant calls: nothing but headers."""
-    return banner(family.shared[-1]) + FRAMES[family.device](variant, family.shared, "")
+    return banner(family.shared[-1]) + _cpu_frame(variant, family.shared, "")
 
 
 def registry(found: Sequence[Row]) -> str:
-    """The rows, for csrc/registry.cpp."""
+    """The CPU's rows, for csrc/registry.cpp."""
     lines = (
-        f"LOWBIT_KERNEL({row.variant.name}, {row.name}, {weight_id(row.weight)}, {act_id(row.act)})\n" for row in found
+        f"LOWBIT_KERNEL({row.variant.name}, {row.name}, {weight_id(row.weight)}, {act_id(row.act)})\n"
+        for row in found
+        if row.family.device == "cpu"
     )
     return banner("registry.cpp") + "".join(lines)
+
+
+def cuda_registry(found: Sequence[Row]) -> str:
+    """CUDA's rows, for csrc/cuda/registry.cpp: one macro a family, with the sizes of the variant at the end."""
+    text = banner("cuda/registry.cpp")
+    for row in found:
+        if row.family.device == "cuda":
+            numbers = (weight_id(row.weight), act_id(row.act), *(size for _, size in row.variant.sizes))
+            text += f"LOWBIT_{row.family.name.upper()}({', '.join((row.name, *map(str, numbers)))})\n"
+    return text
 
 
 def types() -> str:
@@ -110,10 +145,10 @@ def types() -> str:
 
 def sources(found: Sequence[Row]) -> dict[str, str]:
     """Every generated source: file name -> text."""
-    files = {"registry.inc": registry(found), "types.inc": types()}
+    files = {"registry.inc": registry(found), "cuda_registry.inc": cuda_registry(found), "types.inc": types()}
     for name, members in units(found).items():
         files[name] = unit(members)
     for family, variant in dict.fromkeys((row.family, row.variant) for row in found):
         if family.shared:
-            files[unit_name(family.name, variant.name, "product")] = shared_unit(family, variant)
+            files[unit_name(family, variant, "product")] = shared_unit(family, variant)
     return files

@@ -45,8 +45,15 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "LOWBIT_CUDA_ARCHS",
         "build",
-        "such as `80;90a`",
-        "Compute capabilities to build CUDA kernels for; this version has none yet and says so.",
+        "such as `80;90a`, or `none`",
+        "Compute capabilities to build CUDA kernels for; unset: the GPUs of this machine, if it also has nvcc.",
+    ),
+    Variable(
+        "LOWBIT_LINEINFO",
+        "build",
+        "`1` or `0`",
+        "1: CUDA kernels tell profilers their source lines; the library grows.",
+        ("1", "0"),
     ),
 )
 

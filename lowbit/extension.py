@@ -1,4 +1,4 @@
-"""Loads the compiled library, once, and talks to its few C functions about instruction sets.
+"""Loads the compiled libraries, once, and talks to their few C functions about instruction sets and drivers.
 
 Why C functions and not ops: they are asked before any tensor exists, and a command such as ``lowbit info`` wants them
 as plain text.
@@ -11,30 +11,35 @@ import ctypes
 import importlib
 import json
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 from . import env
 from .errors import EnvironmentVariableError, ExtensionError, SchemeError, nearest
 
-#: The CPU library of this installation and the list of its kernels, whether they exist or not.
+#: The libraries of this installation and the list of their kernels, whether they exist or not.
 LIBRARY = Path(__file__).parent / "lib" / "liblowbit_cpu.so"
+CUDA_LIBRARY = LIBRARY.with_name("liblowbit_cuda.so")
 MANIFEST = LIBRARY.with_name("manifest.json")
 
 _lock = threading.RLock()
 _library: ctypes.CDLL | None = None
+_cuda: ctypes.CDLL | str = "lowbit's libraries are not loaded yet"  # the CUDA library, or why there is none
+_warned: set[str] = set()
 
 _OK, _UNKNOWN, _UNUSABLE = range(3)  # what lowbit_set_isa returns
 
 
 def load() -> ctypes.CDLL:
-    """Load the library, so that ``torch.ops.lowbit.*`` work; later calls return at once. All of lowbit does it when it
-    needs to; do it yourself before ``torch.export.load`` of a program that has these ops.
+    """Load the libraries, so that ``torch.ops.lowbit.*`` work; later calls return at once. All of lowbit does it when
+    it needs to; do it yourself before ``torch.export.load`` of a program that has these ops. The CUDA library is loaded
+    where torch sees a CUDA device; :func:`cuda_kernels` says whether its kernels can be used.
 
     Raises ExtensionError when it is missing or does not load, EnvironmentVariableError for a ``LOWBIT_FORCE_ISA`` that
     does not exist or that this CPU lacks.
     """
-    global _library
+    global _library, _cuda
     if _library is not None:
         return _library
     with _lock:
@@ -42,6 +47,7 @@ def load() -> ctypes.CDLL:
             library = _open(LIBRARY)
             env.warn_about_unknown_names()
             _apply_forced_isa(library)
+            _cuda = _open_cuda()
             _library = library
     return _library
 
@@ -57,36 +63,88 @@ def isa() -> str:
 
 
 def kernel_rows() -> list[str]:
-    """Names of all kernels of this build, usable here or not. Raises like :func:`load`."""
+    """Names of all CPU kernels of this build, usable here or not. Raises like :func:`load`."""
     return load().lowbit_kernel_rows().decode().split()
 
 
-def manifest() -> list[dict]:
-    """The rows of the build's manifest, one a kernel: ``name``, ``family``, ``isa``, ``weight``, ``act`` and more.
+def cuda() -> ctypes.CDLL | str:
+    """The CUDA library, or one sentence that says why it is not loaded. Raises like :func:`load`."""
+    load()
+    return _cuda
 
-    Raises ExtensionError when it is missing or names other kernels than the library has.
+
+def why_no_cuda(device: int) -> str | None:
+    """Why lowbit's kernels cannot run on a CUDA device, or None when they can. Raises like :func:`load`."""
+    library = cuda()
+    if isinstance(library, str):
+        return library
+    built, driver = library.lowbit_cuda_runtime(), library.lowbit_cuda_driver()
+    if driver // 1000 < built // 1000:
+        return (
+            f"lowbit's CUDA kernels were built with CUDA {cuda_version(built)}, "
+            f"this driver has {cuda_version(driver)}: CUDA 13 needs driver 580 or newer"
+        )
+    import torch
+
+    archs, capability = library.lowbit_cuda_archs().decode(), torch.cuda.get_device_capability(device)
+    if not any(_runs(arch, *capability) for arch in archs.split(";")):
+        return (
+            f"lowbit's CUDA kernels were built for {archs}, cuda:{device} has compute capability "
+            f"{capability[0]}.{capability[1]}: build lowbit with LOWBIT_CUDA_ARCHS on this machine"
+        )
+    return None
+
+
+def cuda_kernels(device: int) -> bool:
+    """Whether lowbit's kernels run on a CUDA device. If not, torch operations must do; one warning says why."""
+    reason = why_no_cuda(device)
+    if reason is not None and reason not in _warned:
+        _warned.add(reason)
+        warnings.warn(f"{reason}; products on CUDA use torch operations, which is slower", stacklevel=3)
+    return reason is None
+
+
+def cuda_version(number: int) -> str:
+    """13000 -> 13.0."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def manifest(family: str | None = None) -> list[dict]:
+    """The rows of the build's manifest, one a kernel, or those of one family: ``name``, ``family``, ``variant``,
+    ``weight``, ``act``, ``library``; on the CPU also ``isa``, for decode ``tokens`` and ``row_tiles``.
+
+    Raises ExtensionError when it is missing or names other kernels than the libraries have.
     """
     try:
         rows = json.loads(MANIFEST.read_text())["kernels"]
+        listed = {path.name: [] for path in (LIBRARY, CUDA_LIBRARY)}
+        for row in rows:
+            listed[row["library"]].append(row["name"])
     except (OSError, ValueError, KeyError) as error:
         raise ExtensionError(
             f"expected the list of kernels in {MANIFEST}, got {error!r}: install lowbit again"
         ) from error
-    built = kernel_rows()
-    if sorted(row["name"] for row in rows) != sorted(built):
-        raise ExtensionError(
-            f"{MANIFEST} lists {len(rows)} kernels, {LIBRARY.name} has {len(built)}, expected the same: build again"
-        )
-    return rows
+    built = {LIBRARY.name: kernel_rows()}
+    if not isinstance(cuda(), str):
+        built[CUDA_LIBRARY.name] = cuda().lowbit_cuda_kernel_rows().decode().split()
+    elif not CUDA_LIBRARY.is_file():
+        built[CUDA_LIBRARY.name] = []
+    for library, names in built.items():
+        if sorted(listed[library]) != sorted(names):
+            raise ExtensionError(
+                f"{MANIFEST} lists {len(listed[library])} kernels of {library}, which has {len(names)}, "
+                "expected the same: build again"
+            )
+    return [row for row in rows if family is None or row["family"] == family]
 
 
 def kernel_name(weight: str, act: str, isa_name: str | None = None) -> str | None:
-    """The kernel that serves a weight type and an activation type under an instruction set (by default the one in
+    """The CPU kernel that serves a weight type and an activation type under an instruction set (by default the one in
     use): its own, or that of the next one below that this CPU has; None when the build has none.
     """
     usable = isas()
     below = usable[usable.index(isa() if isa_name is None else isa_name) :]
-    found = {row["isa"]: row["name"] for row in manifest() if (row["weight"], row["act"]) == (weight, act)}
+    found = {row["isa"]: row["name"] for row in manifest("cpu") if (row["weight"], row["act"]) == (weight, act)}
     return next((found[name] for name in below if name in found), None)
 
 
@@ -117,11 +175,7 @@ def _open(path: Path) -> ctypes.CDLL:
             "install lowbit with `pip install --no-build-isolation .` in its source folder, or from a wheel"
         )
     try:
-        torch.ops.load_library(str(path))
-        library = ctypes.CDLL(str(path))
-        for name in ("lowbit_isas", "lowbit_isa", "lowbit_kernel_rows"):
-            function = getattr(library, name)
-            function.argtypes, function.restype = [], ctypes.c_char_p
+        library = _open_library(path, "lowbit_isas", "lowbit_isa", "lowbit_kernel_rows")
         library.lowbit_set_isa.argtypes, library.lowbit_set_isa.restype = [ctypes.c_char_p], ctypes.c_int
     except (OSError, AttributeError) as error:
         raise ExtensionError(
@@ -129,6 +183,39 @@ def _open(path: Path) -> ctypes.CDLL:
             f"newer, got torch {torch.__version__}: update torch or build lowbit again"
         ) from error
     return library
+
+
+def _open_library(path: Path, *texts: str) -> ctypes.CDLL:
+    """A library with its ops registered; ``texts`` are its functions without arguments that return a string."""
+    import torch
+
+    torch.ops.load_library(str(path))
+    library = ctypes.CDLL(str(path))
+    for name in texts:
+        function = getattr(library, name)
+        function.argtypes, function.restype = [], ctypes.c_char_p
+    return library
+
+
+def _open_cuda() -> ctypes.CDLL | str:
+    import torch
+
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    if not CUDA_LIBRARY.is_file():
+        return f"this lowbit was built without CUDA kernels, {CUDA_LIBRARY} is missing: build it with LOWBIT_CUDA_ARCHS"
+    try:
+        return _open_library(CUDA_LIBRARY, "lowbit_cuda_kernel_rows", "lowbit_cuda_archs")
+    except (OSError, AttributeError) as error:
+        return f"lowbit's CUDA library {CUDA_LIBRARY} does not load ({error}): build lowbit again"
+
+
+def _runs(arch: str, major: int, minor: int) -> bool:
+    """Whether code for an architecture such as 80, 90a or 100f runs on a device. PTX comes with 80 (tools/cuda.py)."""
+    built = divmod(int(arch.rstrip("af")), 10)
+    if arch.endswith("a"):
+        return built == (major, minor)
+    return (built[0] == major and built[1] <= minor) or (arch == "80" and major >= 8)
 
 
 def _apply_forced_isa(library: ctypes.CDLL) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .dtypes import ActType, WeightType, act_type, weight_type
+from .dtypes import ACT_TYPES, ActType, WeightType, act_type, weight_type
 from .errors import SchemeError
 
 GROUP_SIZES = (16, 32, 64, 128, 256)
@@ -16,6 +16,12 @@ WHOLE_ROW = -1
 ZERO_KINDS = ("none", "zero", "min")
 #: Types of scales and zeros, in the order of their id.
 SCALE_TYPES = ("float16", "bfloat16", "float32")
+#: Types of x that the kernels of a family multiply with (``dequant``: that it expands weights to).
+FAMILY_ACTS = {
+    "cpu": tuple(act.name for act in ACT_TYPES),
+    "decode": ("float16", "bfloat16"),
+    "dequant": ("float32", "float16", "bfloat16"),
+}
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,10 @@ def why_not(
         return f"zero_kind must be one of {', '.join(ZERO_KINDS)}, got {zero_kind!r}"
     if scale_type is not None and scale_type not in SCALE_TYPES:
         return f"scales must be one of {', '.join(SCALE_TYPES)}, got {scale_type!r}"
+    if family is not None and family not in FAMILY_ACTS:
+        return f"no family of kernels is called {family!r}; expected one of {', '.join(FAMILY_ACTS)}"
     if act is not None:
         act = act_type(act)
-        if family is not None and family != "cpu":
-            return f"no kernel of family {family!r} exists yet"
+        if family is not None and act.name not in FAMILY_ACTS[family]:
+            return f"family {family!r} takes x of {', '.join(FAMILY_ACTS[family])}, got {act.name}"
     return None

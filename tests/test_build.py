@@ -132,29 +132,57 @@ def test_a_build_that_cannot_work_says_why_in_one_sentence(tmp_path):
     assert done.returncode == 1 and "found none called no-such-compiler" in done.stderr
     done = run_setup(tmp_path, LOWBIT_PORTABLE="maybe")
     assert done.returncode == 1 and "expected LOWBIT_PORTABLE to be 0, 1 or unset, got 'maybe'" in done.stderr
-    done = run_setup(tmp_path, LOWBIT_CUDA_ARCHS="90a", CXX="no-such-compiler")
-    assert "no CUDA kernels: only the CPU part is built" in done.stdout
+    done = run_setup(tmp_path, LOWBIT_CUDA_ARCHS="hopper")
+    assert (
+        done.returncode == 1 and "expected LOWBIT_CUDA_ARCHS to be like '80;90a' or 'none', got 'hopper'" in done.stderr
+    )
+    path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if not Path(p, "nvcc").exists())
+    done = run_setup(tmp_path, LOWBIT_CUDA_ARCHS="90a", PATH=path)
+    if shutil.which(CXX or "g++", path=path):
+        assert done.returncode == 1 and "asks for CUDA kernels, but no nvcc is on PATH" in done.stderr
 
 
 def test_no_kernel_is_named_outside_the_list():
     """setup.py and the build graph must read names from the manifest: a second list would drift."""
     names = re.compile(r"\b(w|wu|wf)\d\w*a(b?16|32|8)\b|avx|amx|gemm|int4|e4m3", re.IGNORECASE)
-    for path in ("setup.py", "tools/build_graph.py", "csrc/registry.cpp", "csrc/bindings.cpp"):
+    own = [str(p.relative_to(ROOT)) for p in (ROOT / "csrc/cuda").glob("registry.*")]
+    for path in ("setup.py", "tools/build_graph.py", "tools/cuda.py", "csrc/registry.cpp", "csrc/bindings.cpp", *own):
         assert not names.findall((ROOT / path).read_text()), path
     assert len((ROOT / "setup.py").read_text().splitlines()) <= 150
 
 
-def test_the_installed_library_has_the_kernels_of_its_manifest():
+def cuda_rows() -> list[str]:
+    """The kernels of the CUDA library. Asked in a process of its own: here it is loaded only where torch sees a GPU."""
+    code = (
+        "from lowbit import extension as e; e.load()\n"
+        "print(e._open_library(e.CUDA_LIBRARY, 'lowbit_cuda_kernel_rows').lowbit_cuda_kernel_rows().decode())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_the_installed_libraries_have_the_kernels_of_their_manifest():
     extension.load()
     kernels = json.loads(MANIFEST.read_text())["kernels"]
-    assert extension.kernel_rows() == [kernel["name"] for kernel in kernels]
-    assert set(extension.isas()) <= {kernel["isa"] for kernel in kernels} or not kernels
+    names = {path.name: [] for path in (extension.LIBRARY, extension.CUDA_LIBRARY)}
+    for kernel in kernels:
+        names[kernel["library"]].append(kernel["name"])
+    assert extension.kernel_rows() == names[extension.LIBRARY.name]
+    assert (cuda_rows() if extension.CUDA_LIBRARY.is_file() else []) == names[extension.CUDA_LIBRARY.name]
+    isas = {kernel["isa"] for kernel in kernels if kernel["family"] == "cpu"}
+    assert set(extension.isas()) <= isas or not isas
 
 
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf (binutils)")
-def test_the_installed_library_needs_no_symbol_that_the_oldest_torch_lacks():
-    found = check_wheel.problems(extension.LIBRARY)
-    assert [sentence for sentence in found if "torch" in sentence or "exports" in sentence] == []
+@pytest.mark.parametrize("library", [extension.LIBRARY, extension.CUDA_LIBRARY], ids=lambda path: path.stem)
+def test_the_installed_library_needs_no_symbol_that_the_oldest_torch_lacks(library):
+    if not library.is_file():
+        pytest.skip("this build has no CUDA kernels")
+    found = check_wheel.problems(library)
+    assert [
+        sentence for sentence in found if "torch" in sentence or "exports" in sentence or "NEEDED" in sentence
+    ] == []
 
 
 def test_an_isa_is_chosen_refused_or_unknown():

@@ -22,6 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNEL = re.compile(
     r"^void (\w+)\(const MatmulArgs& args\) \{ matmul<(\w+)<(\d), (\w+)>, ActType::(\w+)>\(args, (.*)\);"
 )
+LAUNCHER = re.compile(
+    r'extern "C" int (\w+)\(const lowbit::(\w+)& args, const lowbit::Launch& launch\) \{\s+'
+    r"return lowbit::(\w+)::launch<lowbit::(Int|Float)<([\d, ]+)>, (\w+)(?:, lowbit::decode::Tile<(\d+), (\d+)>)?>"
+    r"\(args, launch, \{(\d+)\.0f, (\d+)\.0f\}\);"
+)
 BYTE_FORM = re.compile(r"ByteForm\{(\d+), (\d+)\}")
 TABLE = re.compile(r"struct (\w+) \{\s+static constexpr (?:uint8_t kBytes|float kValues)\[(\d+)\] = \{([^}]*)\}")
 
@@ -59,8 +64,13 @@ def test_equal_files_keep_their_time_and_stale_ones_go(out, tmp_path):
     assert read(tmp_path) == read(out)
 
 
-def test_every_legal_combination_is_in_manifest_registry_and_one_unit(out):
+def listed(out: Path, library: str) -> list[dict]:
     kernels = json.loads((out / "manifest.json").read_text())["kernels"]
+    return [kernel for kernel in kernels if kernel["library"] == f"liblowbit_{library}.so"]
+
+
+def test_every_legal_combination_is_in_manifest_registry_and_one_unit(out):
+    kernels = listed(out, "cpu")
     isas = re.findall(r"^LOWBIT_ISA\((\w+)", (ROOT / "csrc/cpu_isa.inc").read_text(), re.MULTILINE)
     expected = {(i, w.name, a.name) for i in isas for w in WEIGHT_TYPES for a in ACT_TYPES}
     assert {(k["isa"], k["weight"], k["act"]) for k in kernels} == expected
@@ -74,7 +84,49 @@ def test_every_legal_combination_is_in_manifest_registry_and_one_unit(out):
     for kernel in kernels:
         holders = [p.name for p in out.glob("*.cpp") if f"void {kernel['name']}(" in p.read_text()]
         assert holders == [kernel["unit"]]
-    assert set(json.loads((out / "manifest.json").read_text())["files"]) == {p.name for p in out.glob("*.cpp")}
+    compiled = {p.name for p in out.iterdir() if p.suffix in (".cpp", ".cu")}
+    assert set(json.loads((out / "manifest.json").read_text())["files"]) == compiled
+
+
+def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
+    kernels = listed(out, "cuda")
+    floats = [a.name for a in ACT_TYPES if not a.on_the_fly]
+    tiles = [(tokens, row_tiles) for tokens in (8, 16) for row_tiles in (1, 2, 4)]
+    expected = {("decode", w.name, a, *t) for w in WEIGHT_TYPES for a in floats[1:] for t in tiles}
+    expected |= {("dequant", w.name, a, None, None) for w in WEIGHT_TYPES for a in floats}
+    keys = ("family", "weight", "act", "tokens", "row_tiles")
+    assert {tuple(map(kernel.get, keys)) for kernel in kernels} == expected
+    assert len({kernel["name"] for kernel in kernels}) == len(kernels) == len(expected)
+    weights, acts = ([t.name for t in types] for types in (WEIGHT_TYPES, ACT_TYPES))
+    lines = []
+    for kernel in kernels:
+        numbers = [weights.index(kernel["weight"]), acts.index(kernel["act"])]
+        numbers += [kernel[key] for key in keys[3:] if key in kernel]
+        lines.append(f"LOWBIT_{kernel['family'].upper()}({kernel['name']}, {', '.join(map(str, numbers))})")
+    assert (out / "cuda_registry.inc").read_text().splitlines()[1:] == lines
+    assert len({kernel["unit"] for kernel in kernels}) == 8 * 2 + 8 * 3  # one per family, width and type of x
+
+
+def test_what_a_launcher_says_of_a_type_gives_back_its_values(out):
+    """Numbers that pass from Python to CUDA: template arguments, and step and offset of the integer types."""
+    kernels, weights = {k["name"]: k for k in listed(out, "cuda")}, {w.name: w for w in WEIGHT_TYPES}
+    floats = {"float": "float32", "__half": "float16", "__nv_bfloat16": "bfloat16"}
+    seen = []
+    for unit in out.glob("*.cu"):
+        for name, args, family, kind, numbers, act, tokens, tiles, step, offset in LAUNCHER.findall(unit.read_text()):
+            kernel = kernels[name]
+            weight, numbers = weights[kernel["weight"]], [int(n) for n in numbers.split(",")]
+            seen.append(name)
+            assert (family, floats[act], unit.name) == (kernel["family"], kernel["act"], kernel["unit"])
+            assert args == {"decode": "MatmulArgs", "dequant": "DequantArgs"}[family]
+            assert [tokens, tiles] == [str(kernel.get(key, "")) for key in ("tokens", "row_tiles")]
+            if kind == "Float":
+                assert weight.name == f"float{1 + sum(numbers)}_e{numbers[0]}m{numbers[1]}"
+            else:
+                assert numbers == [weight.bits] and weight.kind != "float"
+                values = [int(step) * code - int(offset) for code in range(2**weight.bits)]
+                assert values == [expected_value(weight, code) for code in range(2**weight.bits)]
+    assert sorted(seen) == sorted(kernels)
 
 
 def decoded_float(name: str, code: int) -> float:
@@ -95,7 +147,7 @@ def expected_value(weight, code: int) -> float:
 
 def test_what_a_unit_says_of_a_type_gives_back_its_values(out):
     """The one place where numbers pass from Python to C++: tables, multipliers and byte forms."""
-    kernels = {k["name"]: k for k in json.loads((out / "manifest.json").read_text())["kernels"]}
+    kernels = {k["name"]: k for k in listed(out, "cpu")}
     weights, seen = {w.name: w for w in WEIGHT_TYPES}, 0
     for unit in out.glob("cpu_*_[1-8].cpp"):
         text = unit.read_text()
@@ -136,19 +188,24 @@ def test_filters(out, tmp_path):
         *(f"w3a8_cpu_{v.name}" for v in families.cpu_variants()),
         "wf8e4m3a32_cpu_scalar",
     }
-    assert rows(only="none") == [] and len(rows(arch="cpu")) == len(rows())
+    assert rows(only="none") == [] and len(rows(arch="cpu")) + len(rows(arch="cuda")) == len(rows(arch="cpu,cuda"))
+    assert len(rows(arch="cpu,cuda")) == len(rows()) and {r.family.device for r in rows(arch="cuda")} == {"cuda"}
     with pytest.raises(SchemeError, match="no kernel's name matches 'w9'"):
         rows(only="w9")
-    with pytest.raises(SchemeError, match="expected an architecture out of cpu, got 'x'"):
-        rows(arch="x")
+    with pytest.raises(SchemeError, match="expected devices out of cpu, cuda, got 'cpu,x'"):
+        rows(arch="cpu,x")
     assert generate(tmp_path, "--only", "w9*").returncode == 2
     assert generate(tmp_path, "--only", "w3a32_cpu_scalar").returncode == 0
     assert {p.name for p in tmp_path.glob("*.cpp")} == {"cpu_scalar_3.cpp", "cpu_scalar_product.cpp"}
+    assert generate(tmp_path, "--arch", "cpu").returncode == 0
+    assert not list(tmp_path.glob("*.cu")) and "LOWBIT_" not in (tmp_path / "cuda_registry.inc").read_text()
 
 
 def test_explain_prints_the_reason_of_why_not(monkeypatch, capsys):
     assert command.main(["--explain", "w3a8"]) == 0
-    assert "w3a8_cpu_scalar: built" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "w3a8_cpu_scalar: built" in said
+    assert "w3a8_dequant_rows: no: family 'dequant' takes x of float32, float16, bfloat16, got int8" in said
     for module in (command, sys.modules["generator.enumerate"]):
         monkeypatch.setattr(module, "why_not", lambda *args, **fields: "three is a crowd")
     assert command.main(["--explain", "w3a8"]) == 0

@@ -13,7 +13,7 @@ from lowbit import extension, reference
 from lowbit.commands.selftest import TOLERANCE, random_weight
 from lowbit.dtypes import WEIGHT_TYPES, act_type, weight_type
 
-ROWS = extension.manifest()
+ROWS = extension.manifest("cpu")
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 
 

@@ -19,7 +19,7 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from .link_stubs import LIBRARIES, LIMITS, allowed
+from .link_stubs import CUDA_LIBRARIES, LIBRARIES, LIMITS, allowed
 
 TORCH_SYMBOLS = Path(__file__).with_name("torch_2_10_symbols.txt")
 _NAME = re.compile(r"^lowbit-[^-]+-py3-none-manylinux_2_28_x86_64\.whl$")
@@ -49,7 +49,7 @@ def problems(library: Path) -> list[str]:
             found.append(f"needs {name}, which torch 2.10 lacks")
     for line in _readelf("-d", library):
         needed = re.search(r"\((NEEDED|RPATH|RUNPATH)\).*\[(.*)\]", line)
-        if needed and needed[2] not in (*LIBRARIES, "libtorch_cpu.so"):
+        if needed and needed[2] not in (*LIBRARIES, *CUDA_LIBRARIES, "libtorch_cpu.so"):
             found.append(f"has {needed[1]} {needed[2]}, expected only torch's and the system's libraries")
     root = str(Path.cwd()).encode()
     if root in library.read_bytes():

@@ -18,25 +18,32 @@ from pathlib import Path
 #: Newest versions of manylinux_2_28. Other version names (GLIBC_PRIVATE, GLIBC_ABI_*) are dropped.
 LIMITS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (8, 0, 0)}
 LIBRARIES = ("libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2", "libgcc_s.so.1", "libstdc++.so.6")
+#: What the static CUDA runtime needs besides: part of libc since glibc 2.34, libraries of their own before.
+CUDA_LIBRARIES = ("libdl.so.2", "libpthread.so.0", "librt.so.1")
 #: Why: shared_ptr reads this variable of glibc 2.32; 0 says "there may be threads", which is always right.
 SINGLE_THREADED = '__attribute__((visibility("hidden"))) char __libc_single_threaded = 0;\n'
 
 
 #: What --system writes and a portable link reads.
 SYSTEM_FILES = (*LIBRARIES, "single_threaded.c")
+CUDA_SYSTEM_FILES = CUDA_LIBRARIES
 
 
-def flags(kind: str, folder: str) -> str:
-    """What a link needs after its objects: nothing when it is ``plain``, the stubs in ``folder`` when ``portable``.
+def flags(kind: str, folder: str, cuda: bool = False) -> str:
+    """What a link needs after its objects: the system's libraries when it is ``plain``, the stubs in ``folder`` when
+    ``portable``; ``cuda``: for a library that holds the CUDA runtime.
 
     The shared libstdc++ comes first, so that libstdc++.a only gives what that one lacks, and hidden
     (``--exclude-libs``): an exception must have one type in the whole process.
     """
     if kind == "plain":
-        return ""
+        return "-lrt -ldl -lpthread" if cuda else ""
     libraries = " ".join(f"{folder}/{name}" for name in reversed(LIBRARIES))
     tail = f"-Wl,--exclude-libs,ALL -Wl,--as-needed {libraries} -l:libstdc++.a {libraries} -lgcc"
-    return f"{folder}/single_threaded.c -nodefaultlibs {tail}"
+    # Why not as needed: before glibc 2.34 the symbols lie there, and libc's stub offers them too. atexit is in the archive.
+    files = [*(f"{folder}/{name}" for name in CUDA_LIBRARIES), "-l:libc_nonshared.a"]
+    named = " ".join(["-Wl,--no-as-needed", *files]) if cuda else ""
+    return f"{folder}/single_threaded.c -nodefaultlibs {named} {tail}"
 
 
 def allowed(version: str) -> tuple[int, ...] | None:
@@ -88,7 +95,7 @@ def torch_stub(names: list[str], out: Path, cxx: str) -> None:
 
 
 def system_stubs(out: Path, cxx: str) -> None:
-    for name in LIBRARIES:
+    for name in (*LIBRARIES, *CUDA_LIBRARIES):
         found = subprocess.run([cxx, f"-print-file-name={name}"], check=True, capture_output=True, text=True)
         symbols = exported(found.stdout.strip())
         source, script = out / f"{name}.s", out / f"{name}.map"

@@ -24,7 +24,7 @@ class Info(dict):
 
 
 def info(pw=None) -> Info:
-    """Versions, the library, instruction sets (best first; the one in use), kernels, threads and variables; for a
+    """Versions, the libraries, instruction sets (best first; the one in use), kernels, threads and variables; for a
     packed weight also the kernel that serves each activation type. Never fails because the library does not load:
     then ``library`` says why. Raises DtypeError when pw is no PackedWeight.
     """
@@ -44,13 +44,36 @@ def info(pw=None) -> Info:
     facts["instruction sets"] = " ".join(extension.isas())
     facts["in use"] = extension.isa()
     facts["kernels"] = len(rows)
-    facts["cuda"] = "no kernels in this version"
+    facts["cuda"] = _cuda()
     for variable in env.VARIABLES:
         if variable.name in os.environ:
             facts[variable.name] = os.environ[variable.name]
     if pw is not None:
         facts.update(_of_weight(pw))
     return facts
+
+
+def _cuda() -> str:
+    """What the CUDA library has and whether it runs here."""
+    library = extension.cuda()
+    if isinstance(library, str):
+        count = sum(row["library"] == extension.CUDA_LIBRARY.name for row in extension.manifest())
+        return library + (f" ({count} kernels in {extension.CUDA_LIBRARY} wait for one)" if count else "")
+    built, driver = (extension.cuda_version(n) for n in (library.lowbit_cuda_runtime(), library.lowbit_cuda_driver()))
+    count = len(library.lowbit_cuda_kernel_rows().split())
+    facts = f"{count} kernels for {library.lowbit_cuda_archs().decode()}, CUDA {built}, driver for CUDA {driver}"
+    for device in range(torch.cuda.device_count()):
+        reason = extension.why_no_cuda(device)
+        facts += f"; cuda:{device} {torch.cuda.get_device_name(device)}" + (f": not used, {reason}" if reason else "")
+    return facts
+
+
+def _cuda_kernels(weight: str, act: str) -> str | None:
+    """The kernels for a pair of types, as ``decode up to 16 rows of x, dequant``."""
+    found = [row for row in extension.manifest() if (row["weight"], row["act"]) == (weight, act)]
+    tokens = [row["tokens"] for row in found if row["family"] == "decode"]
+    parts = [f"decode up to {max(tokens)} rows of x"] if tokens else []
+    return ", ".join(parts + ["dequant" for row in found if row["family"] == "dequant"])
 
 
 def _of_weight(pw) -> dict[str, str]:
@@ -61,7 +84,8 @@ def _of_weight(pw) -> dict[str, str]:
     facts = {"weight": repr(pw), "bits per weight": f"{8 * pw.nbytes / (pw.shape[0] * pw.shape[1]):.2f}"}
     for act in ACT_TYPES:
         wanted = f"act={act.name!r}" if act.on_the_fly else f"x {act.name}"
-        kernel = extension.kernel_name(pw.dtype.name, act.name) if pw.layout == "cpu" else None
+        find = extension.kernel_name if pw.layout == "cpu" else _cuda_kernels
+        kernel = find(pw.dtype.name, act.name)
         facts[f"kernel for {wanted}"] = kernel or "none in this build"
     return facts
 

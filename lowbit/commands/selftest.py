@@ -53,7 +53,7 @@ def selftest(only: str = "*", *, progress: Progress | None = None) -> Summary:
     """
     began, summary = time.monotonic(), Summary()
     usable = extension.isas()
-    rows = [row for row in extension.manifest() if fnmatch.fnmatchcase(row["name"], only)]
+    rows = [row for row in extension.manifest("cpu") if fnmatch.fnmatchcase(row["name"], only)]
     if not rows:
         raise SchemeError(f"no kernel's name matches {only!r}; a name looks like w4a32_cpu_avx2")
     runnable = [row for row in rows if row["isa"] in usable]

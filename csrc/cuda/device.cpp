@@ -1,0 +1,123 @@
+#include "device.h"
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <array>
+#include <atomic>
+#include <string>
+
+namespace lowbit::cuda {
+namespace {
+
+constexpr int kMaxDevices = 64;
+
+// Driver functions that the runtime has no equal of. Why not linked: a machine without a driver must load this library.
+struct Driver {
+  int (*get_context)(void**);
+  int (*set_context)(void*);
+};
+
+void* driver_function(const char* name) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  check(cudaGetDriverEntryPointByVersion(name, &function, 4000, cudaEnableDefault, &found), name);
+  STD_TORCH_CHECK(function != nullptr, "the CUDA driver has no function ", name);
+  return function;
+}
+
+const Driver& driver() {
+  static const Driver functions = {reinterpret_cast<int (*)(void**)>(driver_function("cuCtxGetCurrent")),
+                                   reinterpret_cast<int (*)(void*)>(driver_function("cuCtxSetCurrent"))};
+  return functions;
+}
+
+// A device's attributes never change: each is asked once. Two threads that ask at the same time get the same answer.
+int attribute(cudaDeviceAttr which, int device, std::array<std::atomic<int>, kMaxDevices>& known) {
+  STD_TORCH_CHECK(device >= 0 && device < kMaxDevices, "expected a CUDA device below ", kMaxDevices, ", got ", device);
+  int value = known[device].load(std::memory_order_relaxed);
+  if (value == 0) {
+    check(cudaDeviceGetAttribute(&value, which, device), "reading an attribute of the device");
+    known[device].store(value, std::memory_order_relaxed);
+  }
+  return value;
+}
+
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+std::string advice(cudaError_t error) {
+  if (error == cudaErrorInsufficientDriver) {
+    int version = 0;
+    cudaDriverGetVersion(&version);
+    return "; these kernels were built with CUDA " + version_text(CUDART_VERSION) + ", the driver has CUDA " +
+           version_text(version) + ": CUDA 13 needs driver 580 or newer";
+  }
+  if (error == cudaErrorNoKernelImageForDevice)
+    return "; this build has kernels for " LOWBIT_CUDA_ARCHS ": build lowbit with LOWBIT_CUDA_ARCHS for this GPU";
+  return "";
+}
+
+}  // namespace
+
+void* current_stream(int device) {
+  using Function = int32_t (*)(int32_t, void**);
+  // Why not linked: with a CPU-only torch there is no libtorch_cuda. Why NOLOAD: only the copy in use knows the stream.
+  static const Function function = [] {
+    void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    void* symbol = library ? dlsym(library, "aoti_torch_get_current_cuda_stream") : nullptr;
+    STD_TORCH_CHECK(symbol != nullptr, "this torch has no CUDA streams: install a torch built for CUDA");
+    return reinterpret_cast<Function>(symbol);
+  }();
+  void* stream = nullptr;
+  STD_TORCH_CHECK(function(device, &stream) == 0, "torch has no current stream for CUDA device ", device);
+  return stream;
+}
+
+int multiprocessors(int device) {
+  static std::array<std::atomic<int>, kMaxDevices> known{};
+  return attribute(cudaDevAttrMultiProcessorCount, device, known);
+}
+
+int compute_capability(int device) {
+  static std::array<std::atomic<int>, kMaxDevices> major{}, minor{};
+  return 10 * attribute(cudaDevAttrComputeCapabilityMajor, device, major) +
+         attribute(cudaDevAttrComputeCapabilityMinor, device, minor);
+}
+
+void check(int cuda_error, const char* what) {
+  if (cuda_error == cudaSuccess) return;
+  const auto error = static_cast<cudaError_t>(cuda_error);
+  cudaGetLastError();  // else the next launch would report this error once more
+  STD_TORCH_CHECK(false, what, " failed on CUDA: ", cudaGetErrorName(error), " (", cudaGetErrorString(error), ")",
+                  advice(error));
+}
+
+DeviceScope::DeviceScope(int device) {
+  int before = -1;
+  check(cudaGetDevice(&before), "reading the current device");
+  if (before == device) return;
+  STD_TORCH_CHECK(driver().get_context(&context_before_) == 0, "the CUDA driver does not say what context is current");
+  check(cudaSetDevice(device), "making the device of the weight current");
+  changed_ = true;
+}
+
+// Why the context and not cudaSetDevice(before): that would make a context, and take its memory, on a device that this
+// thread has not used yet.
+DeviceScope::~DeviceScope() {
+  if (changed_) driver().set_context(context_before_);
+}
+
+}  // namespace lowbit::cuda
+
+// Called from Python through ctypes. The architectures of the build such as "80;90a"; the CUDA versions of the runtime
+// inside and of the driver (13000 for 13.0; 0: no driver). None of them initializes CUDA.
+extern "C" __attribute__((visibility("default"))) const char* lowbit_cuda_archs() { return LOWBIT_CUDA_ARCHS; }
+extern "C" __attribute__((visibility("default"))) int lowbit_cuda_runtime() { return CUDART_VERSION; }
+extern "C" __attribute__((visibility("default"))) int lowbit_cuda_driver() {
+  int version = 0;
+  return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
+}

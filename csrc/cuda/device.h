@@ -1,0 +1,30 @@
+// What the host code of CUDA ops asks of the machine: streams, devices, errors. It knows torch's C functions only.
+#pragma once
+#include <cstdint>
+
+namespace lowbit::cuda {
+
+// Torch's current stream of a device, as a cudaStream_t.
+void* current_stream(int device);
+
+int multiprocessors(int device);
+// 90 for compute capability 9.0.
+int compute_capability(int device);
+
+// Raises when a CUDA call or a launcher did not return 0; `what` names the work: "packing the weight".
+void check(int cuda_error, const char* what);
+
+// Makes a device current for the calling thread, until the end of the scope; free when it is current already.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  bool changed_ = false;
+  void* context_before_ = nullptr;
+};
+
+}  // namespace lowbit::cuda

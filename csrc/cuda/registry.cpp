@@ -1,0 +1,82 @@
+// Reads the generated list three times: to declare the launchers, and for each family's table of rows.
+#include "registry.h"
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "types.inc"
+
+#define LOWBIT_DECODE(name, weight, act, tokens, row_tiles) \
+  extern "C" int name(const lowbit::MatmulArgs&, const lowbit::Launch&);
+#define LOWBIT_DEQUANT(name, weight, act) extern "C" int name(const lowbit::DequantArgs&, const lowbit::Launch&);
+#include "cuda_registry.inc"
+#undef LOWBIT_DECODE
+#undef LOWBIT_DEQUANT
+
+namespace lowbit::cuda {
+namespace {
+
+// Why vectors: a build may have no kernel of a family, and an array may not be empty.
+const std::vector<DecodeRow>& decode_rows() {
+  static const std::vector<DecodeRow> rows = {
+#define LOWBIT_DECODE(name, weight, act, tokens, row_tiles) {#name, weight, act, tokens, row_tiles, &::name},
+#define LOWBIT_DEQUANT(name, weight, act)
+#include "cuda_registry.inc"
+#undef LOWBIT_DECODE
+#undef LOWBIT_DEQUANT
+  };
+  return rows;
+}
+
+const std::vector<DequantRow>& dequant_rows() {
+  static const std::vector<DequantRow> rows = {
+#define LOWBIT_DECODE(name, weight, act, tokens, row_tiles)
+#define LOWBIT_DEQUANT(name, weight, act) {#name, weight, act, &::name},
+#include "cuda_registry.inc"
+#undef LOWBIT_DECODE
+#undef LOWBIT_DEQUANT
+  };
+  return rows;
+}
+
+// The rows of each pair of types: one for dequant, one a tile for decode.
+template <class Row>
+using Table = std::array<std::array<std::vector<const Row*>, kActTypes>, kWeightTypes>;
+
+template <class Row>
+const Table<Row>* make_table(const std::vector<Row>& rows) {
+  auto* table = new Table<Row>;
+  for (const Row& row : rows) (*table)[row.weight][row.act].push_back(&row);
+  return table;
+}
+
+bool in_range(int weight, int act) { return weight >= 0 && weight < kWeightTypes && act >= 0 && act < kActTypes; }
+
+}  // namespace
+
+const DecodeRow* find_decode(int weight, int act, int tokens, int row_tiles) {
+  static const auto* table = make_table(decode_rows());
+  if (!in_range(weight, act)) return nullptr;
+  for (const DecodeRow* row : (*table)[weight][act])
+    if (row->tokens == tokens && row->row_tiles == row_tiles) return row;
+  return nullptr;
+}
+
+const DequantRow* find_dequant(int weight, int act) {
+  static const auto* table = make_table(dequant_rows());
+  if (!in_range(weight, act) || (*table)[weight][act].empty()) return nullptr;
+  return (*table)[weight][act].front();
+}
+
+}  // namespace lowbit::cuda
+
+extern "C" const char* lowbit_cuda_kernel_rows() {
+  static const std::string names = [] {
+    std::string text;
+    for (const auto& row : lowbit::cuda::decode_rows()) text += row.name + std::string("\n");
+    for (const auto& row : lowbit::cuda::dequant_rows()) text += row.name + std::string("\n");
+    return text;
+  }();
+  return names.c_str();
+}

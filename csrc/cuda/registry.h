@@ -1,0 +1,29 @@
+// Every CUDA kernel of this build, and which one serves given types.
+#pragma once
+#include "args.h"
+
+namespace lowbit::cuda {
+
+// weight, act: indices into WEIGHT_TYPES and ACT_TYPES of lowbit/dtypes.py.
+struct DecodeRow {
+  const char* name;
+  int weight, act;
+  int tokens;     // x may have that many rows
+  int row_tiles;  // 16-row tiles of the weight that a warp takes a pass
+  DecodeFn run;
+};
+
+struct DequantRow {
+  const char* name;
+  int weight, act;  // act: the type it writes
+  DequantFn run;
+};
+
+// Null when this build has no such kernel, or when an index is out of range. Table look-ups.
+const DecodeRow* find_decode(int weight, int act, int tokens, int row_tiles);
+const DequantRow* find_dequant(int weight, int act);
+
+}  // namespace lowbit::cuda
+
+// Called from Python through ctypes: the names of all rows, separated by newlines; lives as long as the library.
+extern "C" __attribute__((visibility("default"))) const char* lowbit_cuda_kernel_rows();
