@@ -40,7 +40,7 @@ def flags(kind: str, folder: str, cuda: bool = False) -> str:
         return "-lrt -ldl -lpthread" if cuda else ""
     libraries = " ".join(f"{folder}/{name}" for name in reversed(LIBRARIES))
     tail = f"-Wl,--exclude-libs,ALL -Wl,--as-needed {libraries} -l:libstdc++.a {libraries} -lgcc"
-    # Why not as needed: before glibc 2.34 the symbols lie there, and libc's stub offers them too. atexit is in the archive.
+    # Why not as needed: before glibc 2.34 the symbols lie there, though libc's stub has them too. The archive: atexit.
     files = [*(f"{folder}/{name}" for name in CUDA_LIBRARIES), "-l:libc_nonshared.a"]
     named = " ".join(["-Wl,--no-as-needed", *files]) if cuda else ""
     return f"{folder}/single_threaded.c -nodefaultlibs {named} {tail}"
