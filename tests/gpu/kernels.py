@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from lowbit import extension
 
@@ -48,3 +49,17 @@ def forced(name: str | None) -> Iterator[None]:
         yield
     finally:
         force(None)
+
+
+def kernels_launched(call) -> list[str]:
+    """Names of the kernels that ``call`` runs on the GPU. Skips the test where the profiler sees none at all."""
+    activity = torch.profiler.ProfilerActivity
+    call()  # what is done once only is not counted
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[activity.CPU, activity.CUDA]) as seen:
+        call()
+        torch.cuda.synchronize()
+    found = [event.name for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    if not found:
+        pytest.skip("the profiler sees no kernels on this machine")
+    return found

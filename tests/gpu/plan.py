@@ -1,0 +1,63 @@
+"""Which weights and how many tokens each decode kernel is tried with: pseudo-random, always the same, all covered.
+
+A weight type has 54 ways to be grouped (6 group sizes x 3 zero kinds x 3 types of scales). Each gets one of the shapes,
+dealt out anew for every type, and the kernels of the type share the 54 among them, in another way for every type: over
+all types each tile meets every way and every shape. tests/test_gpu_plan.py counts it.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import product
+
+from lowbit.dtypes import weight_id, weight_type
+from lowbit.scheme import GROUP_SIZES, SCALE_TYPES, WHOLE_ROW, ZERO_KINDS
+
+from .kernels import tokens
+
+#: N x K: one row, ragged rows, less than a tile of k, K that no group divides, odd K, many tiles of either.
+SHAPES = (
+    (1, 16),
+    (1, 8200),
+    (17, 16),
+    (17, 1000),
+    (64, 256),
+    (200, 8200),
+    (33, 203),
+    (130, 4096),
+    (2064, 2048),
+    (4112, 1088),
+    (264, 28672),
+    (20000, 256),
+)
+WAYS = tuple(product((*GROUP_SIZES, WHOLE_ROW), ZERO_KINDS, SCALE_TYPES))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One weight to try, and the numbers of rows of x."""
+
+    weight: str
+    shape: tuple[int, int]
+    group_size: int
+    zero_kind: str
+    scale_type: str
+    ms: tuple[int, ...]
+
+
+def cases(rows: list[dict]) -> dict[str, list[Case]]:
+    """What to try with each kernel, by name, for rows of the manifest; ``ms`` ends with the most that it takes."""
+    found: dict[str, list[Case]] = {}
+    by_weight: dict[str, list[str]] = {}
+    for row in rows:
+        by_weight.setdefault(row["weight"], []).append(row["name"])
+    for weight, names in by_weight.items():
+        turn, shapes = weight_id(weight_type(weight)), (SHAPES * len(WAYS))[: len(WAYS)]
+        shapes = random.Random(weight).sample(shapes, len(WAYS))
+        for i, way in enumerate(WAYS):
+            name = names[(i + turn) % len(names)]
+            most, before = tokens(name), len(found.get(name, ()))
+            ms = {1 + (7 * turn + 3 * before) % most, most} | ({1} if before % 2 else set())
+            found.setdefault(name, []).append(Case(weight, shapes[i], *way, tuple(sorted(ms))))
+    return found

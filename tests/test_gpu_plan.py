@@ -1,0 +1,46 @@
+"""Risk: the tests of the CUDA kernels leave out a shape, a group size, a number of tokens or a kernel."""
+
+from itertools import product
+
+import pytest
+from gpu.kernels import TILES, tile, tokens
+from gpu.plan import SHAPES, WAYS, cases
+
+from lowbit.dtypes import WEIGHT_TYPES
+
+ACTS = ("float16", "bfloat16")
+ROWS = [
+    {"name": f"{weight}_{act}_decode_{variant}", "weight": weight.name, "act": act}
+    for weight, act, variant in product(WEIGHT_TYPES, ACTS, TILES)
+]
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return cases(ROWS)
+
+
+def test_every_kernel_is_tried_with_several_weights(plan):
+    assert set(plan) == {row["name"] for row in ROWS}
+    assert min(len(found) for found in plan.values()) >= 4
+
+
+def test_every_way_to_group_is_tried_with_every_weight_type(plan):
+    for weight in WEIGHT_TYPES:
+        tried = [case for row in ROWS if row["weight"] == weight.name for case in plan[row["name"]]]
+        assert {(c.group_size, c.zero_kind, c.scale_type) for c in tried} == set(WAYS)
+        assert {c.shape for c in tried} == set(SHAPES)
+
+
+@pytest.mark.parametrize("act, variant", list(product(ACTS, TILES)))
+def test_every_tile_meets_every_way_shape_and_number_of_tokens(plan, act, variant):
+    names = [row["name"] for row in ROWS if row["act"] == act and tile(row["name"]) == variant]
+    tried = [case for name in names for case in plan[name]]
+    assert {(c.group_size, c.zero_kind, c.scale_type) for c in tried} == set(WAYS)
+    assert {c.shape for c in tried} == set(SHAPES)
+    assert {m for c in tried for m in c.ms} == set(range(1, tokens(names[0]) + 1))
+
+
+def test_plan_is_the_same_in_every_run(plan):
+    assert cases(ROWS) == plan
+    assert all(case.ms[-1] == tokens(name) for name, found in plan.items() for case in found)
