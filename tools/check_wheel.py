@@ -1,4 +1,4 @@
-"""Is a wheel what its name says? Checks the library inside: symbols of torch 2.10, manylinux_2_28, no stray exports.
+"""Is a wheel what its name says? Checks its libraries: symbols of torch 2.10, manylinux_2_28, no stray exports.
 
     python -m tools.check_wheel dist/lowbit-*.whl [build/obj/cpu_avx2_4.o ...] [lowbit/lib/liblowbit_cpu.so ...]
 
@@ -9,6 +9,7 @@ opinion where it is installed.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -22,6 +23,7 @@ from pathlib import Path
 from .link_stubs import CUDA_LIBRARIES, LIBRARIES, LIMITS, allowed
 
 TORCH_SYMBOLS = Path(__file__).with_name("torch_2_10_symbols.txt")
+MAX_BYTES = 60_000_000
 _NAME = re.compile(r"^lowbit-[^-]+-py3-none-manylinux_2_28_x86_64\.whl$")
 
 
@@ -58,8 +60,10 @@ def problems(library: Path) -> list[str]:
 
 
 def wheel_problems(wheel: Path) -> list[str]:
-    """The same for the library inside a wheel, and for the wheel's name and files."""
+    """The same for the libraries inside a wheel, and for the wheel's name, size, files and list of kernels."""
     found = [] if _NAME.match(wheel.name) else ["expected a name like lowbit-*-py3-none-manylinux_2_28_x86_64.whl"]
+    if wheel.stat().st_size > MAX_BYTES:
+        found.append(f"has {wheel.stat().st_size} bytes, expected at most {MAX_BYTES}")
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         strays = [n for n in names if not n.startswith(("lowbit/", "lowbit-")) or "__pycache__" in n]
@@ -67,6 +71,10 @@ def wheel_problems(wheel: Path) -> list[str]:
         for name in ("lowbit/lib/liblowbit_cpu.so", "lowbit/lib/manifest.json", "lowbit/__init__.py"):
             if name not in names:
                 found.append(f"lacks {name}")
+        if "lowbit/lib/manifest.json" in names:
+            kernels = json.loads(archive.read("lowbit/lib/manifest.json"))["kernels"]
+            listed = {f"lowbit/lib/{kernel['library']}" for kernel in kernels}
+            found += [f"lacks {name}, of which its manifest lists kernels" for name in sorted(listed - set(names))]
         for name in (n for n in names if n.endswith(".so")):
             found += problems(Path(archive.extract(name, folder)))
     return found + auditwheel_problems(wheel)
