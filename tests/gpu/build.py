@@ -44,6 +44,8 @@ def compile_library(name: str, nvcc: str) -> Path:
         unfinished = made.with_suffix(f".{os.getpid()}.tmp")
         command = [nvcc, *_FLAGS, *SOURCES[name][1], f"-I{CSRC}", str(HERE / f"{name}.cu"), "-o", str(unfinished)]
         subprocess.run(command, check=True)
+        for old in BUILD.glob(f"{name}-*.so"):
+            old.unlink(missing_ok=True)
         unfinished.replace(made)
     return made
 
