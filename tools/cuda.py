@@ -62,7 +62,7 @@ def wanted_archs() -> tuple[str, ...]:
 
 
 def visible_archs() -> tuple[str, ...]:
-    """The architectures of the GPUs that nvidia-smi shows; none without it."""
+    """The architectures of the GPUs that nvidia-smi shows, as far as kernels exist for them: 8.0 and newer."""
     try:
         command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -70,7 +70,7 @@ def visible_archs() -> tuple[str, ...]:
         return ()
     found = re.findall(r"^(\d+)\.(\d)\s*$", done.stdout, re.MULTILINE) if done.returncode == 0 else []
     # Why 90a: wgmma exists under that name only.
-    return tuple(dict.fromkeys({"90": "90a"}.get(major + minor, major + minor) for major, minor in found))
+    return tuple(dict.fromkeys({"90": "90a"}.get(a + b, a + b) for a, b in found if int(a) >= 8))
 
 
 def find(archs: tuple[str, ...]) -> Cuda | None:
@@ -82,11 +82,10 @@ def find(archs: tuple[str, ...]) -> Cuda | None:
         raise ValueError(
             "LOWBIT_CUDA_ARCHS asks for CUDA kernels, but no nvcc is on PATH: install the CUDA toolkit, or unset it"
         )
-    version = re.search(r"release (\d+)\.(\d+)", run(nvcc, "--version"))
-    if version is None or tuple(map(int, version.groups())) < OLDEST:
-        raise ValueError(
-            f"CUDA kernels need nvcc {'.'.join(map(str, OLDEST))} or newer, got {nvcc} of {version and version[1]}"
-        )
+    version = tuple(map(int, (re.findall(r"release (\d+)\.(\d+)", run(nvcc, "--version")) or [(0, 0)])[0]))
+    if version < OLDEST:
+        found, oldest = (".".join(map(str, v)) for v in (version, OLDEST))
+        raise ValueError(f"CUDA kernels need nvcc {oldest} or newer, got {found}: update the CUDA toolkit")
     # Why a dry run: nvcc on PATH may be a script or a link, and only nvcc itself knows where its toolkit lies.
     top = re.search(r"^#\$ TOP=(.+)$", run(nvcc, "--dryrun", "-x", "cu", "-c", os.devnull), re.MULTILINE)
     if top is None:
