@@ -8,6 +8,7 @@ pyproject.toml; docs/wheel.md tells how the wheel is made.
 """
 
 import fcntl
+import functools
 import json
 import os
 import platform
@@ -60,6 +61,7 @@ def find_tools():
     return cxx, shutil.which("ninja", path=places) or stop("building needs ninja, found none: run `pip install ninja`")
 
 
+@functools.cache
 def find_cuda():
     """The CUDA toolkit, or None for a build without CUDA."""
     try:
@@ -87,7 +89,7 @@ def build():
         stop(f"there are kernels for Linux on x86-64 only, this is {sys.platform} on {platform.machine()}")
     wanted = os.environ.get("LOWBIT_PORTABLE", "")
     kinds = LINKS.get(wanted) or stop(f"expected LOWBIT_PORTABLE to be 0, 1 or unset, got {wanted!r}")
-    (cxx, ninja), toolkit = find_tools(), find_cuda()
+    toolkit, (cxx, ninja) = find_cuda(), find_tools()
     print("lowbit: " + (f"CUDA kernels for {';'.join(toolkit.archs)}" if toolkit else "no CUDA kernels in this build"))
     (ROOT / "build").mkdir(exist_ok=True)
     lock = open(ROOT / "build/lock", "w")  # closed, and so released, when build() returns

@@ -138,8 +138,7 @@ def test_a_build_that_cannot_work_says_why_in_one_sentence(tmp_path):
     )
     path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if not Path(p, "nvcc").exists())
     done = run_setup(tmp_path, LOWBIT_CUDA_ARCHS="90a", PATH=path)
-    if shutil.which(CXX or "g++", path=path):
-        assert done.returncode == 1 and "asks for CUDA kernels, but no nvcc is on PATH" in done.stderr
+    assert done.returncode == 1 and "asks for CUDA kernels, but no nvcc is on PATH" in done.stderr
 
 
 def test_no_kernel_is_named_outside_the_list():
