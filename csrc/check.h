@@ -45,8 +45,21 @@ inline void check_dense(const Tensor& t, const char* name, std::initializer_list
   STD_TORCH_CHECK(t.is_contiguous(), name, " must be contiguous");
 }
 
-inline void check_cpu(const Tensor& t, const char* name) {
-  STD_TORCH_CHECK(t.is_cpu(), name, " must be on the CPU, like the packed weight");
+// The device whose kernels read a tensor.
+struct Place {
+  bool cuda;
+  int32_t index;  // of the CUDA device
+};
+
+constexpr Place kCpu = {false, 0};
+
+inline void check_place(const Tensor& t, const char* name, Place place) {
+  if (!place.cuda) {
+    STD_TORCH_CHECK(t.is_cpu(), name, " must be on the CPU, like the packed weight");
+    return;
+  }
+  STD_TORCH_CHECK(t.is_cuda() && t.get_device_index() == place.index, name, " must be on cuda:", place.index,
+                  ", like the packed weight");
 }
 
 inline void check_bytes(const Tensor& t, const char* name) {

@@ -8,9 +8,8 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
-#include <utility>
 
-#include "check.h"
+#include "check_packing.h"
 #include "templates/layout.cuh"
 #include "threads.h"
 
@@ -195,7 +194,7 @@ void pack_nvidia(const uint8_t* stream, int64_t n, int64_t k, const Packed& to, 
           for (int t = 0; t < 2; ++t) {
             uint64_t pair = 0;
             for (int i = 0; i < kPerByte; ++i)
-              pair |= ((span.pairs[word * kPerByte + i][t] >> low) & kFields<width>) << (width * i);
+              pair |= ((span.pairs[word * kPerByte + i][t] >> low) & kFields<width>) << layout::step_bit(width, i);
             uint8_t* lane = tile + word / 4 * 512 + (4 * g + 2 * t) * 16 + word % 4 * 4;
             const uint32_t even = static_cast<uint32_t>(pair), odd = static_cast<uint32_t>(pair >> 32);
             std::memcpy(lane, &even, 4);
@@ -222,7 +221,7 @@ void unpack_nvidia(const uint8_t* packed, int64_t n, int64_t k, const Packed& fr
             std::memcpy(&odd, lane + 16, 4);
             const uint64_t pair = even | uint64_t{odd} << 32;
             for (int i = 0; i < kPerByte; ++i)
-              span.pairs[word * kPerByte + i][t] |= ((pair >> (width * i)) & kFields<width>) << low;
+              span.pairs[word * kPerByte + i][t] |= ((pair >> layout::step_bit(width, i)) & kFields<width>) << low;
           }
       });
       for (int h = 0; h < 2; ++h) {
@@ -280,28 +279,11 @@ void ask_huge_pages(uint8_t* data, int64_t nbytes) {
 }
 
 void run(const Tensor& stream, const Tensor& packed, int64_t n, int64_t k, int64_t bits, int64_t which, bool unpack) {
-  // Why 2^31: every product of padded sizes below then fits in 64 bits.
-  constexpr int64_t kLimit = int64_t{1} << 31;
-  STD_TORCH_CHECK(n >= 0 && n < kLimit && k >= 0 && k < kLimit, "n and k must be 0 to 2^31 - 1, got ", n, " and ", k);
-  STD_TORCH_CHECK(bits >= 1 && bits <= 8, "bits must be 1 to 8, got ", bits);
-  STD_TORCH_CHECK(which == 0 || which == 1, "layout must be 0 (cpu) or 1 (nvidia), got ", which);
-  const Packed form(static_cast<Layout>(which), n, k, static_cast<int>(bits));
-  for (const auto& [tensor, name] : {std::pair(&stream, "the bit stream"), std::pair(&packed, "the packed codes")}) {
-    check_cpu(*tensor, name);
-    check_bytes(*tensor, name);
-  }
-  check_dense(stream, "the bit stream", {n, (k * bits + 7) / 8});
-  if (form.layout == Layout::kCpu)
-    check_dense(packed, "the packed codes", {form.rows / 16, form.cols / 32, 64 * bits});
-  else
-    check_dense(packed, "the packed codes", {form.nbytes()});
-
+  const Packed form = check_packing(kCpu, stream, packed, n, k, bits, which);
   const Tensor& from = unpack ? packed : stream;
   const Tensor& to = unpack ? stream : packed;
   const auto* source = static_cast<const uint8_t*>(from.const_data_ptr());
   auto* destination = static_cast<uint8_t*>(to.mutable_data_ptr());
-  STD_TORCH_CHECK(source + from.numel() <= destination || destination + to.numel() <= source || !to.numel(),
-                  "input and output must not share memory");
   if (!unpack) ask_huge_pages(destination, to.numel());
   const BlockFn work = block_fn(unpack, form.layout, static_cast<int>(bits));
   const int64_t grain = std::max<int64_t>(1, 32768 / std::max<int64_t>(1, 16 * form.cols));

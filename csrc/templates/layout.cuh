@@ -46,10 +46,13 @@ LOWBIT_HOST_DEVICE constexpr Spot cpu_tile_spot(int row, int k, int width) {
 // nvidia: the lane that owns (row, k) in the A operand of mma.m16n8k16.
 LOWBIT_HOST_DEVICE constexpr int lane_of(int row, int k) { return row % 8 * 4 + k % 8 / 2; }
 
+// nvidia: the bit of a byte where the field of a step starts.
+LOWBIT_HOST_DEVICE constexpr int step_bit(int width, int step) { return width * step; }
+
 // nvidia: fragments and row halves count u = 2f + h; u lies in word u / (8/width) of the lane at step u % (8/width).
 LOWBIT_HOST_DEVICE constexpr Spot nvidia_tile_spot(int row, int k, int width) {
   const int per_byte = 8 / width, unit = k / 16 * 2 + row / 8;
-  return {lane_of(row, k) * 16 + unit / per_byte * 4 + k % 2 * 2 + k % 16 / 8, width * (unit % per_byte)};
+  return {lane_of(row, k) * 16 + unit / per_byte * 4 + k % 2 * 2 + k % 16 / 8, step_bit(width, unit % per_byte)};
 }
 
 // The packed codes of an [n, k] weight: padded sizes, bytes, and where each plane's tiles start.

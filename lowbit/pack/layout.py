@@ -95,6 +95,11 @@ def codes_shape(layout: str, n: int, k: int, bits: int) -> tuple[int, ...]:
     return (rows // 16, cols // 32, 64 * bits) if layout == "cpu" else (rows * cols * bits // 8,)
 
 
+def step_bit(width: int, step: Any) -> Any:
+    """Layout ``nvidia``: the bit of a byte where the field of a step starts (step < 8/width)."""
+    return width * step
+
+
 def tile_spot(layout: str, row: Any, k: Any, width: int) -> tuple[Any, Any]:
     """``(byte, bit)`` inside its tile of the field of (row < 16, k < tile_k). Works on integers, arrays and tensors."""
     per_byte = 8 // width
@@ -104,7 +109,7 @@ def tile_spot(layout: str, row: Any, k: Any, width: int) -> tuple[Any, Any]:
     lane = row % 8 * 4 + k % 8 // 2
     unit = k // 16 * 2 + row // 8
     c, j = k % 16 // 8, k % 2
-    return lane * 16 + unit // per_byte * 4 + 2 * j + c, width * (unit % per_byte)
+    return lane * 16 + unit // per_byte * 4 + 2 * j + c, step_bit(width, unit % per_byte)
 
 
 def spots(layout: str, n: Any, k: Any, bits: int, shape: tuple[int, int]) -> list[Spot]:

@@ -1,0 +1,132 @@
+// The ops matmul_out and dequantize_out for CUDA: tensors to checked arguments, and the kernel for them.
+//
+// Up to kDecodeTokens rows of fp16 or bf16 go to family decode; everything else to family dequant and torch's own
+// product. All of it is one op, so that a graph with a free batch size has one node.
+#include "matmul.h"
+
+#include <array>
+#include <atomic>
+#include <string_view>
+
+#include "check_product.h"
+#include "device.h"
+#include "expanded.h"
+#include "registry.h"
+
+namespace lowbit::cuda {
+namespace {
+
+constexpr int64_t kDecodeTokens = 16;
+constexpr std::array<int, 2> kTokens = {8, 16};
+constexpr std::array<int, 3> kRowTiles = {1, 2, 4};
+
+// What lowbit_cuda_force chose: at most one of them.
+std::atomic<const DecodeRow*> forced_decode{nullptr};
+std::atomic<const DequantRow*> forced_dequant{nullptr};
+
+Launch launch_on(int device) {
+  return {device, current_stream(device), multiprocessors(device), compute_capability(device) >= 90};
+}
+
+// The decode kernel for m rows of x, or null when this build has none.
+const DecodeRow* pick_decode(const MatmulArgs& args, int weight, int act, int sms) {
+  const int64_t m = args.x.m;
+  if (m > kDecodeTokens || args.x.type == FloatType::kFloat32) return nullptr;
+  const DequantRow* expanded = forced_dequant.load(std::memory_order_relaxed);
+  if (expanded && expanded->weight == weight && expanded->act == act) return nullptr;
+  const DecodeRow* forced = forced_decode.load(std::memory_order_relaxed);
+  if (forced && forced->weight == weight && forced->act == act && m <= forced->tokens) return forced;
+
+  // Why: more row tiles share what is read of x, as long as every multiprocessor still has one.
+  const int64_t tiles = (args.w.n + 15) / 16;
+  const int wanted = tiles <= sms ? 1 : tiles <= 2 * int64_t{sms} ? 2 : 4;
+  for (const int tokens : kTokens) {
+    if (m > tokens) continue;
+    if (const DecodeRow* row = find_decode(weight, act, tokens, wanted)) return row;
+    for (const int row_tiles : kRowTiles)
+      if (const DecodeRow* row = find_decode(weight, act, tokens, row_tiles)) return row;
+  }
+  return nullptr;
+}
+
+bool aligned(const Input& x) {
+  return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && (x.m == 1 || x.row_stride % 8 == 0);
+}
+
+const DequantRow& dequant_kernel(int64_t weight, FloatType type) {
+  const DequantRow* row = find_dequant(static_cast<int>(weight), static_cast<int>(type));
+  STD_TORCH_CHECK(row != nullptr, "this build has no CUDA kernel for weight type ", weight, " with activation type ",
+                  static_cast<int>(type));
+  return *row;
+}
+
+Weight check_cuda_weight(const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& zeros, int64_t n,
+                         int64_t k, int64_t weight, int64_t group_size, int64_t zero_kind) {
+  STD_TORCH_CHECK(codes.is_cuda(), "codes must be on a CUDA device");
+  const Place place = {true, codes.get_device_index()};
+  const Weight w = check_weight(Layout::kNvidia, place, codes, scales, zeros, n, k, weight, group_size, zero_kind);
+  for (const void* data : {static_cast<const void*>(w.codes), w.scales, w.zeros})
+    STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(data) % 16 == 0,
+                    "codes, scales and zeros must start at multiples of 16 bytes");
+  return w;
+}
+
+}  // namespace
+
+void matmul_out(const Tensor& x, const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& zeros,
+                const std::optional<Tensor>& bias, int64_t n, int64_t k, int64_t weight, int64_t group_size,
+                int64_t zero_kind, int64_t act, const Tensor& out) {
+  const Weight w = check_cuda_weight(codes, scales, zeros, n, k, weight, group_size, zero_kind);
+  const int device = codes.get_device_index();
+  MatmulArgs args = check_product(w, {true, device}, x, bias, out);
+  check_act(act, args.x.type);
+  STD_TORCH_CHECK(act == static_cast<int64_t>(args.x.type),
+                  "CUDA kernels take x as it comes: act must be the number of x's type, got ", act);
+  if (args.x.m == 0) return;
+
+  const DeviceScope scope(device);
+  const Launch launch = launch_on(device);
+  if (const DecodeRow* row = pick_decode(args, static_cast<int>(weight), static_cast<int>(act), launch.sms)) {
+    std::optional<Tensor> copy;
+    if (!aligned(args.x)) copy = align_rows(args.x, k, device, x);
+    check(row->run(args, launch), row->name);
+    return;
+  }
+  multiply_expanded(args, dequant_kernel(weight, args.x.type), launch, out, bias);
+}
+
+void dequantize_out(const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& zeros, int64_t n, int64_t k,
+                    int64_t weight, int64_t group_size, int64_t zero_kind, int64_t row_begin, const Tensor& out) {
+  const Weight w = check_cuda_weight(codes, scales, zeros, n, k, weight, group_size, zero_kind);
+  const int device = codes.get_device_index();
+  check_place(out, "out", {true, device});
+  const int64_t rows = check_rows(out, "out", k).count;
+  STD_TORCH_CHECK(row_begin >= 0 && row_begin + rows <= n, "rows must be 0 to ", n, " at most, got ", row_begin, " to ",
+                  row_begin + rows);
+  const DequantRow& kernel = dequant_kernel(weight, float_type(out, "out"));
+  if (rows == 0) return;
+  const DeviceScope scope(device);
+  expand(w, row_begin, kernel, launch_on(device), out);
+}
+
+}  // namespace lowbit::cuda
+
+int lowbit_cuda_force(const char* name) {
+  using namespace lowbit::cuda;
+  const DecodeRow* decode = nullptr;
+  const DequantRow* dequant = nullptr;
+  for (int weight = 0; name && weight < lowbit::kWeightTypes; ++weight)
+    for (int act = 0; act < lowbit::kActTypes; ++act) {
+      const DequantRow* row = find_dequant(weight, act);
+      if (row && std::string_view(row->name) == name) dequant = row;
+      for (const int tokens : kTokens)
+        for (const int row_tiles : kRowTiles) {
+          const DecodeRow* found = find_decode(weight, act, tokens, row_tiles);
+          if (found && std::string_view(found->name) == name) decode = found;
+        }
+    }
+  if (name && !decode && !dequant) return 1;
+  forced_decode = decode;
+  forced_dequant = dequant;
+  return 0;
+}
