@@ -1,0 +1,173 @@
+"""lowbit on a GPU beside its peers, in one run: y[M, N] = x[M, K] W[N, K]^T with weights of few bits.
+
+    python benchmarks/bench_matmul.py --targets
+    python benchmarks/bench_matmul.py --shapes models --ms 1,2,4,8,13,16 --types int4 --peers cublas,marlin,machete
+    python benchmarks/plot_matmul.py benchmarks/results/nvidia-h200/matmul_20261121_1200.json
+
+Each answer is verified before it is timed. benchmarks/README.md says how and what the result file holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import math
+import os
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE] if HERE not in sys.path else []
+sys.path.append(os.path.dirname(HERE))  # the checkout's lowbit, where none is installed
+
+import gpu_timing  # noqa: E402
+import matmul_report as report  # noqa: E402
+import peers_gpu  # noqa: E402
+import torch  # noqa: E402
+from peers_gpu.side import error, exact_product  # noqa: E402
+
+from lowbit.commands.selftest import TOLERANCE  # noqa: E402
+from lowbit.dtypes import WEIGHT_TYPES  # noqa: E402
+from lowbit.errors import LowbitError  # noqa: E402
+
+
+def options(argv: list[str]) -> argparse.Namespace:
+    def names(text):
+        return [part for part in text.split(",") if part]
+
+    def numbers(text):
+        return [int(part) for part in names(text)]
+
+    def shapes(text):
+        found = []
+        for part in names(text):
+            found += report.SHAPES[part] if part in report.SHAPES else [tuple(map(int, part.split("x", 1)))]
+        return list(dict.fromkeys(found))
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--targets", action="store_true", help="the types, shapes and M of the table of targets, and that table")
+    add("--types", type=names, default=["int4"], help="lowbit's weight types, or all (int4)")
+    add("--acts", type=names, default=["float16"], help="types of x: float16, bfloat16 (float16)")
+    add("--shapes", type=shapes, default=[(8192, 8192)], help="N x K, or targets, or models, the shapes of layers")
+    add("--ms", type=numbers, default=[1, 8, 16], help="rows of x (1,8,16)")
+    add("--group", type=int, default=128, help="group size (128)")
+    add("--zeros", choices=("zero", "min"), help="zero kind of uint types (zero)")
+    add("--tiles", type=names, default=[None], help="decode kernels to force, such as n8r1,n8r4 (lowbit's choice)")
+    add("--peers", type=names, default=[], help=f"{', '.join(peers_gpu.PEERS)}, or all (none)")
+    add("--deadline", type=float, default=math.inf, help="seconds after which nothing new is begun")
+    add("--least-ms", type=float, default=15, help="ms of replays in each of 7 trials (15)")
+    add("--device", help="folder under benchmarks/results (from the device's name)")
+    add("--out", help="result file (benchmarks/results/<device>/matmul_<date>.json); '-' for none")
+    add("--dry", action="store_true", help="on the CPU, where the times say nothing: to try the options")
+    if "--targets" in argv:
+        types, ms = [f"int{bits}" for bits in report.TARGET_BITS], sorted({m for _, m in report.TARGETS})
+        parser.set_defaults(types=types, shapes=report.SHAPES["targets"], ms=ms)
+    args = parser.parse_args(argv)
+    args.types = [t.name for t in WEIGHT_TYPES] if args.types == ["all"] else args.types
+    args.peers = list(peers_gpu.PEERS) if args.peers == ["all"] else args.peers
+    for what, given, known in (("acts", args.acts, ("float16", "bfloat16")), ("peers", args.peers, peers_gpu.PEERS)):
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            parser.error(f"--{what} must be of {', '.join(known)}, got {', '.join(unknown)}")
+    if any(len(shape) != 2 or min(shape) < 1 for shape in args.shapes) or min(args.ms) < 1:
+        parser.error("--shapes must be pairs of sizes such as 4096x4096, and --ms numbers from 1")
+    return args
+
+
+class Run:
+    """What has been measured so far, and what was left out."""
+
+    def __init__(self, args, begin: float):
+        self.args, self.begin = args, begin
+        self.device = "cpu" if args.dry else "cuda"
+        self.rows: list[dict] = []
+        self.skipped: dict[str, str] = {}
+
+    def late(self) -> bool:
+        return time.monotonic() - self.begin > self.args.deadline
+
+    def shape(self, n: int, k: int, sides: list) -> None:
+        cache = 0 if self.args.dry else gpu_timing.cache_bytes()
+        problem = peers_gpu.Problem.make(
+            n, k, self.device, lambda nbytes: 2 if self.args.dry else gpu_timing.copies_for(nbytes, cache)
+        )
+        generator = torch.Generator(device=self.device).manual_seed(1)
+        tokens = torch.randn(max(self.args.ms), k, generator=generator, device=self.device)
+        for side in sides:
+            where = f"{side.name} {side.act} {n}x{k}"
+            if self.late():
+                self.skipped[where] = "the deadline had passed"
+                continue
+            start = time.monotonic()
+            try:
+                self.side(side, problem, tokens)
+            except Exception as why:  # Why so wide: one side that fails must not cost the run of all the others.
+                self.skipped[where] = f"{type(why).__name__}: {why}".splitlines()[0]
+            done = report.line(self.rows, side.name, side.act, (n, k)) or self.skipped.get(where, "")
+            progress(f"{where}: {done} ({time.monotonic() - start:.1f} s)")
+
+    def side(self, side, problem, tokens) -> None:
+        ready = side.open(problem)
+        x_all = tokens.to(side.x_type)
+        exact = None if ready.reference is None else exact_product(x_all, ready.reference)
+        for m in self.args.ms:
+            x = x_all[:m].contiguous()
+            ready.prepare(x)
+            found = None if exact is None else error(ready.calls[0](x), exact[:m])
+            # Why not for one that is wrong: its time means nothing.
+            wrong = side.judged and not found <= TOLERANCE[side.act]
+            timing = None
+            if not wrong:
+                calls = [lambda call=call, x=x: call(x) for call in ready.calls]
+                measure = gpu_timing.host_us if self.args.dry else gpu_timing.graph_us
+                timing = measure(calls, self.args.least_ms)
+            moved = ready.nbytes + m * (problem.n + problem.k) * x.element_size()
+            self.rows.append({
+                "side": side.name, "family": side.family, "weight": side.dtype, "bits": side.bits, "act": side.act,
+                "tile": side.variant, "shape": [problem.n, problem.k], "m": m, "group": side.group,
+                "zeros": getattr(side, "zeros", None), "copies": len(ready.calls), "bytes": moved, "err": found,
+                "wrong": wrong, "us": timing and round(timing.us, 3), "least_us": timing and round(timing.least, 3),
+                "most_us": timing and round(timing.most, 3), "how": timing and timing.how,
+                "tbs": timing and round(moved / timing.us * 1e-6, 3),
+            })  # fmt: skip
+
+
+def progress(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def main(argv: list[str]) -> int:
+    args, date = options(argv), datetime.datetime.now(datetime.timezone.utc)
+    if not args.dry and not torch.cuda.is_available():
+        print("bench_matmul.py: error: needs a CUDA device; --dry tries the options on the CPU", file=sys.stderr)
+        return 2
+    run = Run(args, time.monotonic())
+    try:
+        sides, run.skipped = peers_gpu.collect(args.types, args.acts, args.group, args.zeros, args.tiles, args.peers)
+    except LowbitError as why:
+        print(f"bench_matmul.py: error: {why}", file=sys.stderr)
+        return 2
+    with torch.inference_mode():
+        for n, k in args.shapes:
+            run.shape(n, k, sides)
+            if not args.dry:
+                torch.cuda.empty_cache()
+    seconds = round(time.monotonic() - run.begin, 1)
+    device = report.describe(args.dry)
+    print(report.everything(run.rows, run.skipped, args.targets))
+    if args.out != "-":
+        name = f"matmul_{date:%Y%m%d_%H%M}.json"
+        path = args.out or os.path.join(HERE, "results", args.device or report.slug(device["name"]), name)
+        method = {name: getattr(args, name) for name in ("group", "zeros", "least_ms")}
+        report.write(path, {
+            "format": 1, "command": report.command(argv), "date": date.isoformat(timespec="seconds"),
+            "seconds": seconds, "versions": report.versions(), "device": device, "method": method,
+            "skipped": run.skipped, "rows": run.rows,
+        })  # fmt: skip
+        print(f"written: {os.path.relpath(path)}")
+    return 1 if any(row["wrong"] for row in run.rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

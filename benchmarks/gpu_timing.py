@@ -1,0 +1,108 @@
+"""Timing on a GPU: one CUDA graph launches every copy of a weight once, back to back; the median of its replays.
+
+Why a graph: launched one by one, kernels of a few microseconds wait for the host. Why copies: a weight that is read
+again comes from the cache, in a model it never does.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+#: The copies of a weight take this many bytes at least, and three times the last cache.
+ROTATE_BYTES = 190_000_000
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds a call: the median of all trials, the least, the most; ``how`` they were launched."""
+
+    us: float
+    least: float
+    most: float
+    how: str
+
+
+def cache_bytes() -> int:
+    """Bytes of the last cache of the current CUDA device."""
+    return getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 60 << 20)
+
+
+def copies_for(weight_bytes: int, cache: int) -> int:
+    """How many copies of a weight make every launch miss a cache of ``cache`` bytes; two at least."""
+    return max(2, math.ceil(max(ROTATE_BYTES, 3 * cache) / max(weight_bytes, 1)))
+
+
+def graph_us(calls: Sequence[Callable[[], object]], least_ms: float = 15, trials: int = 7) -> Timing:
+    """Time calls that launch on the current stream. Where a graph can't be made of them (``how`` says why), a plain
+    loop is timed, with the gaps between its launches."""
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for call in calls:
+            call()
+        torch.cuda.synchronize()
+        try:
+            graph.capture_begin()
+            try:
+                for call in calls:
+                    call()
+            finally:
+                graph.capture_end()
+        except RuntimeError as why:
+            torch.cuda.synchronize()
+            how = f"loop: {str(why).splitlines()[0]}"
+
+            def once():
+                for call in calls:
+                    call()
+        else:
+            how, once = "graph", graph.replay
+        return _summary(_replays(once, least_ms, trials), len(calls), how)
+
+
+def host_us(calls: Sequence[Callable[[], object]], least_ms: float = 2, trials: int = 3) -> Timing:
+    """The same for calls that are done when they return: for a dry run on the CPU."""
+
+    def once():
+        for call in calls:
+            call()
+
+    once()
+    begin = time.perf_counter()
+    once()
+    turns = max(1, int(least_ms / 1e3 / max(time.perf_counter() - begin, 1e-7)))
+    found = []
+    for _ in range(trials):
+        begin = time.perf_counter()
+        for _ in range(turns):
+            once()
+        found.append((time.perf_counter() - begin) * 1e6 / turns)
+    return _summary(found, len(calls), "host")
+
+
+def _replays(once: Callable[[], object], least_ms: float, trials: int) -> list[float]:
+    """Microseconds that ``once`` takes on the current stream, for each trial of at least ``least_ms``."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def timed(turns: int) -> float:
+        begin.record()
+        for _ in range(turns):
+            once()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / turns
+
+    timed(2)  # the first replay uploads the graph
+    turns = max(1, int(least_ms / max(timed(2), 1e-3)))
+    return [timed(turns) * 1e3 for _ in range(trials)]
+
+
+def _summary(found: list[float], calls: int, how: str) -> Timing:
+    each = sorted(us / calls for us in found)
+    return Timing(statistics.median(each), each[0], each[-1], how)

@@ -1,0 +1,79 @@
+"""lowbit itself: a weight type, and, if asked for, one of its decode kernels by force."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import ctypes
+
+import torch
+
+from lowbit.dtypes import weight_type
+
+from .side import Problem, Ready, Side, Unavailable
+
+
+class LowbitSide(Side):
+    family = "lowbit"
+    judged = True
+
+    def __init__(self, dtype: str, act: str, group: int, zeros: str | None = None, tile: str | None = None):
+        super().__init__(dtype, act, group, tile)
+        self.zeros = (zeros or "zero") if weight_type(dtype).kind == "uint" else "none"
+
+    def open(self, problem: Problem) -> Ready:
+        import lowbit
+
+        key = (self.dtype, self.act, self.group, self.zeros)
+        if problem.kept.get("key") != key:
+            problem.kept.clear()
+            options = {"group_size": self.group, "method": "rtn", "zero_kind": self.zeros}
+            qt = lowbit.quantize(problem.weight.to(self.x_type), self.dtype, **options)
+            first = lowbit.pack_weight(qt, problem.weight.device)
+            weights = [first, *(copy.deepcopy(first) for _ in range(problem.copies(first.nbytes) - 1))]
+            assert len({pw.codes.data_ptr() for pw in weights}) == len(weights)
+            if problem.weight.is_cuda:
+                torch.cuda.synchronize()  # Why: a kernel may read a packed weight before it waits for who wrote it.
+            problem.kept.update(key=key, weights=weights, reference=qt.dequantize(torch.float32))
+        weights = problem.kept["weights"]
+        kernel = self._kernel()
+
+        def call(pw):
+            def product(x):
+                with forced(kernel):
+                    return lowbit.matmul(x, pw)
+
+            return product
+
+        return Ready([call(pw) for pw in weights], weights[0].nbytes, problem.kept["reference"])
+
+    def _kernel(self) -> str | None:
+        """The name of the kernel to force. Raises Unavailable when this build has none such."""
+        if self.variant is None:
+            return None
+        from lowbit import extension
+
+        for row in extension.manifest():
+            if (row["weight"], row["act"]) == (self.dtype, self.act) and row["name"].endswith(
+                f"_decode_{self.variant}"
+            ):
+                return row["name"]
+        raise Unavailable(f"this build has no kernel for {self.dtype}, {self.act} and tile {self.variant}")
+
+
+@contextlib.contextmanager
+def forced(kernel: str | None):
+    """Products inside use the decode kernel of this name, where it serves them."""
+    if kernel is None:
+        yield
+        return
+    from lowbit import extension
+
+    force = ctypes.CDLL(str(extension.LIBRARY.with_name("liblowbit_cuda.so"))).lowbit_cuda_force
+    force.argtypes, force.restype = [ctypes.c_char_p], ctypes.c_int
+    if force(kernel.encode()) != 0:
+        raise Unavailable(f"the library does not know the kernel {kernel}")
+    try:
+        yield
+    finally:
+        force(None)
