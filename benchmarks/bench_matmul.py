@@ -111,7 +111,7 @@ class Run:
         ready = side.open(problem)
         x_all = tokens.to(side.x_type)
         exact = None if ready.reference is None else exact_product(x_all, ready.reference)
-        for m in self.args.ms:
+        for m in filter(side.serves, self.args.ms):
             x = x_all[:m].contiguous()
             ready.prepare(x)
             found = None if exact is None else error(ready.calls[0](x), exact[:m])

@@ -128,6 +128,7 @@ def test_forced_kernel_of_this_build_only():
     problem = peers_gpu.Problem.make(64, 128, "cpu", lambda nbytes: 2)
     with pytest.raises(peers_gpu.Unavailable, match="no kernel for int4, float16 and tile n8r9"):
         side.open(problem)
+    assert side.serves(8) and not side.serves(9)
 
 
 def test_peers_without_a_quantizer_mean_what_they_say():

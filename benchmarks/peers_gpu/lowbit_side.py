@@ -21,6 +21,10 @@ class LowbitSide(Side):
         super().__init__(dtype, act, group, tile)
         self.zeros = (zeros or "zero") if weight_type(dtype).kind == "uint" else "none"
 
+    def serves(self, m: int) -> bool:
+        # Why: beyond its tokens, a forced kernel is passed over and another one would be timed under its name.
+        return self.variant is None or m <= int(self.variant[1:].split("r")[0])
+
     def open(self, problem: Problem) -> Ready:
         import lowbit
 
@@ -69,7 +73,10 @@ def forced(kernel: str | None):
         return
     from lowbit import extension
 
-    force = ctypes.CDLL(str(extension.LIBRARY.with_name("liblowbit_cuda.so"))).lowbit_cuda_force
+    library = extension.cuda()
+    if isinstance(library, str):
+        raise Unavailable(library)
+    force = library.lowbit_cuda_force
     force.argtypes, force.restype = [ctypes.c_char_p], ctypes.c_int
     if force(kernel.encode()) != 0:
         raise Unavailable(f"the library does not know the kernel {kernel}")

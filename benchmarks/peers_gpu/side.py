@@ -70,6 +70,10 @@ class Side:
     def x_type(self) -> torch.dtype:
         return getattr(torch, self.act)
 
+    def serves(self, m: int) -> bool:
+        """Whether M rows of x are timed."""
+        return True
+
     def open(self, problem: Problem) -> Ready:
         """Make the copies. Raises Unavailable with the reason."""
         raise NotImplementedError

@@ -12,8 +12,8 @@ import torch
 
 from lowbit import extension
 
-LIBRARY = extension.LIBRARY.with_name("liblowbit_cuda.so")
-needs_kernels = pytest.mark.skipif(not LIBRARY.is_file(), reason="this build of lowbit has no CUDA kernels")
+BUILT = extension.CUDA_LIBRARY.is_file()
+needs_kernels = pytest.mark.skipif(not BUILT, reason="this build of lowbit has no CUDA kernels")
 
 #: The variants of the family decode: tokens a tile (n), row tiles a pass (r).
 TILES = ("n8r1", "n8r2", "n8r4", "n16r1", "n16r2", "n16r4")
@@ -21,7 +21,7 @@ TILES = ("n8r1", "n8r2", "n8r4", "n16r1", "n16r2", "n16r4")
 
 def decode_rows() -> list[dict]:
     """The manifest's rows of the family decode; none where nothing is built for CUDA."""
-    return [row for row in extension.manifest() if row["family"] == "decode"] if LIBRARY.is_file() else []
+    return extension.manifest("decode") if BUILT else []
 
 
 def tile(name: str) -> str:
@@ -40,8 +40,9 @@ def forced(name: str | None) -> Iterator[None]:
 
     A product that the kernel does not serve (another weight type, more rows of x) is not affected.
     """
-    extension.load()
-    force = ctypes.CDLL(str(LIBRARY)).lowbit_cuda_force
+    library = extension.cuda()
+    assert not isinstance(library, str), library
+    force = library.lowbit_cuda_force
     force.argtypes, force.restype = [ctypes.c_char_p], ctypes.c_int
     if name is not None:
         assert force(name.encode()) == 0, f"lowbit_cuda_force knows no kernel called {name}"

@@ -152,10 +152,11 @@ def test_forced_kernel_is_the_one_that_runs(row):
     assert len(launched) == 1 and "decode" in launched[0] and f"Tile<{n},{r}>" in launched[0].replace(" ", ""), launched
 
 
-def test_sanitizer_small_product_of_each_kind():
+@pytest.mark.parametrize("dtype", ["int4", "uint6", "int7", "float5_e2m2"])
+def test_sanitizer_small_products_of_each_tile(dtype):
     """Small enough for compute-sanitizer: every tile once, on one, two and three planes, floats, ragged N and K."""
-    for i, row in enumerate(row for row in ROWS if row["weight"] in ("int4", "uint6", "int7", "float5_e2m2")):
-        weight = oracle.make(row["weight"], (72, 328), (32, -1)[i % 2], ("none", "zero", "min")[i % 3])
+    for i, row in enumerate(row for row in ROWS if row["weight"] == dtype):
+        weight = oracle.make(dtype, (72, 328), (32, -1)[i % 2], ("none", "zero", "min")[i % 3])
         x = placed(oracle.normal(tokens(row["name"]) - 1, 328, dtype=getattr(torch, row["act"])), spread=i % 2 == 0)
         with forced(row["name"]):
             assert_right(x, weight, bias_for(72, i))
