@@ -22,7 +22,9 @@ FLAGS = (
     "-Wall -Wextra -Wno-maybe-uninitialized -Wno-unknown-warning-option"
 )
 # Why --compress-mode: machine code shrinks sixfold, for a millisecond at the first launch.
-CUDA_FLAGS = "-std=c++17 -O3 --compress-mode=size -Xptxas -v -Xcompiler -fPIC,-fvisibility=hidden,-Wall"
+CUDA_FLAGS = (
+    "-std=c++17 -O3 --compress-mode=size -Xptxas -v -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wno-unknown-pragmas"
+)
 
 
 def rule(name: str, command: str, description: str, *more: str) -> str:
