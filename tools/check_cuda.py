@@ -13,6 +13,7 @@ Without arguments it checks all objects of the last build. Prints one line a bro
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -24,7 +25,8 @@ from math import prod
 from os import cpu_count
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from .build_graph import GEN, ROOT, object_of
+
 MAX_REGISTERS = 32 * 1024
 MAX_SHARED = 114 * 1024  # with the 1024 bytes that the system takes of each block
 OVERLAPS = "_ZN6lowbit6decode"  # mangled names of kernels that are launched with the programmatic attribute
@@ -142,6 +144,13 @@ def problems(path: Path, cuobjdump: str) -> tuple[int, list[str]]:
     return count, found
 
 
+def last_build() -> list[Path]:
+    """The objects of the last build: older ones of kernels that it left out may lie beside them."""
+    sources = [f"{GEN}/{name}" for name in json.loads((ROOT / GEN / "manifest.json").read_text())["files"]]
+    sources += map(str, sorted((ROOT / "csrc/cuda").glob("*.cu")))
+    return [ROOT / object_of(source) for source in sources if source.endswith(".cu")]
+
+
 def readable(sentences: list[str]) -> list[str]:
     """The same with C++ names for mangled ones, where c++filt is installed."""
     if not sentences or shutil.which("c++filt") is None:
@@ -155,7 +164,7 @@ def main(arguments: list[str]) -> int:
     if cuobjdump is None:
         print("check_cuda: needs cuobjdump, found none on PATH, beside nvcc or in triton: run `pip install triton`")
         return 1
-    paths = [Path(argument) for argument in arguments] or sorted((ROOT / "build/obj/cuda").glob("*.cu.o"))
+    paths = [Path(argument) for argument in arguments] or last_build()
     with ThreadPoolExecutor(cpu_count()) as pool:
         results = list(pool.map(lambda path: problems(path, cuobjdump), paths))
     found = [sentence for _, sentences in results for sentence in sentences]
