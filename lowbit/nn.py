@@ -14,15 +14,13 @@ from .errors import DtypeError, SchemeError, ShapeError
 from .ops.launch import product
 from .ops.schema import check_act, check_x, type_name
 from .pack import PackedWeight, pack_weight
-from .pack.packed import op_numbers
+from .pack.packed import finish, has_kernels, op_numbers
 from .quantizers import quantize
 from .scheme import Scheme
 from .tensor import QuantTensor, stream_bytes
 
 #: The parameters that hold the weight, frozen.
 _HELD = ("qweight", "scales", "zeros", "perm")
-#: Device types that this version has product kernels for.
-_KERNEL_DEVICES = ("cpu",)
 #: Most bytes of float weight that the slow path holds at a time.
 _SCRATCH_BYTES = 64 << 20
 _BITS_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -101,7 +99,7 @@ class Linear(nn.Linear):
         return layer.prepare() if prepare else layer
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.layout == "cpu":
+        if self.layout is not None:
             return product(x, self.qweight, self.scales, self.zeros, self.perm, self.bias, self._numbers, self.act)
         return self._forward_canonical(x)
 
@@ -111,7 +109,7 @@ class Linear(nn.Linear):
         Stays canonical (and slow): a device without kernels, and parameters that are no plain tensors (FSDP, DTensor).
         """
         plain = type(self.qweight) is nn.Parameter
-        if self.layout is None and plain and self.qweight.device.type in _KERNEL_DEVICES:
+        if self.layout is None and plain and has_kernels(self.qweight.device):
             with torch.inference_mode(False), torch.no_grad():
                 pw = pack_weight(self.quant_tensor(), self.qweight.device)
                 self._hold(pw.codes, pw.scales, pw.zeros, pw.perm, layout=pw.layout)
@@ -172,16 +170,18 @@ class Linear(nn.Linear):
         # Why: nobody says which device and type fn leads to; it is tried on an empty tensor.
         probe = fn(torch.empty(0, dtype=self.float_dtype, device=self.qweight.device))
         packed = self.layout is not None
-        before = self.qweight.device.type
-        moved = probe.device.type != before
+        before = self.qweight.device
+        moved = probe.device.type != before.type
         # Where there were no kernels a layer could not be packed; on meta there is nothing to pack.
-        pack = moved and (packed or before not in (*_KERNEL_DEVICES, "meta"))
+        pack = moved and (packed or not (before.type == "meta" or has_kernels(before)))
         if moved:
             self._unprepare()
         held = {id(t) for t in map(self._parameters.get, _HELD) if t is not None}
         super()._apply(lambda t: _keep_type(fn, t) if id(t) in held else fn(t), recurse)
         if probe.dtype.is_floating_point:
             self.float_dtype = probe.dtype
+        if self.layout is not None:
+            finish(self.qweight.device)
         return self.prepare() if pack else self
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
@@ -229,13 +229,15 @@ class Linear(nn.Linear):
     def __deepcopy__(self, memo):
         new = memo[id(self)] = type(self).__new__(type(self))
         new.__dict__.update({key: copy.deepcopy(value, memo) for key, value in self.__dict__.items()})
+        if new.layout is not None:
+            finish(new.qweight.device)
         return new
 
     # ---- the slow path -------------------------------------------------------------------------------------------
 
     def _forward_canonical(self, x: torch.Tensor) -> torch.Tensor:
         if not torch.compiler.is_compiling() and self.qweight.device.type != "meta":
-            _warn_once(self.qweight.device.type)
+            _warn_once(self.qweight.device)
         check_x(x, self.in_features, self.qweight.device)
         if self.act is not None:
             raise SchemeError(f"act={self.act!r} needs a packed weight; call lowbit.prepare(model) first")
@@ -310,15 +312,15 @@ def _keep_type(fn, tensor: torch.Tensor) -> torch.Tensor:
     return changed.view(tensor.dtype)
 
 
-_warned: set[str] = set()
+_warned: set[torch.device] = set()
 
 
-def _warn_once(device: str) -> None:
+def _warn_once(device: torch.device) -> None:
     if device in _warned:
         return
     _warned.add(device)
-    if device in _KERNEL_DEVICES:
+    if has_kernels(device):
         reason = "a lowbit.Linear is not packed; call lowbit.prepare(model) once after loading"
     else:
-        reason = f"this version of lowbit has no kernels for {device}"
+        reason = f"lowbit has no kernels for {device}"
     warnings.warn(f"{reason}: its products run by dequantizing the weight every time, which is slow", stacklevel=4)

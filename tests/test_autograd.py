@@ -91,6 +91,21 @@ def test_gradient_takes_the_weight_in_pieces(monkeypatch):
     assert close(x.grad, dy.double() @ reference.dequantize(qt), torch.float32)
 
 
+@pytest.mark.parametrize("kind", ["int4", "uint3", "float6_e3m2"])
+def test_a_gpu_without_kernels_multiplies_with_torch(monkeypatch, kind):
+    """The layout of a GPU on the host, and no kernels: what CUDA tensors meet where lowbit's library does not run."""
+    monkeypatch.setattr(gradient, "has_kernels", lambda device: False)
+    monkeypatch.setattr(gradient, "_SCRATCH_BYTES", 2 * 16 * 96 * 4)
+    qt, _ = quantized(kind)
+    pw, w = lowbit.pack_weight(qt, layout="nvidia"), reference.dequantize(qt)
+    x, bias, dy = torch.randn(2, 5, 96), torch.randn(40).half(), torch.randn(2, 5, 40)
+    weight = (pw.codes, pw.scales, pw.zeros)
+    y = gradient._matmul_grad(x, *weight, bias, *pw.numbers, 0)
+    assert y.dtype == torch.float32 and close(y, x.double() @ w.T + bias.double(), torch.float32)
+    assert close(gradient._matmul_grad(x[0, 0], *weight, None, *pw.numbers, 0), x[0, 0].double() @ w.T, torch.float32)
+    assert close(gradient._matmul_grad_x(dy, *weight, *pw.numbers), dy.double() @ w, torch.float32)
+
+
 def test_second_derivatives():
     qt, pw = quantized()
     x, w = leaf(3, 96), reference.dequantize(qt).float()

@@ -114,6 +114,7 @@ def test_packed_weight_says_what_it_is():
     pw = pack_weight(qt)
     assert isinstance(pw, PackedWeight)
     assert (pw.shape, pw.scheme, pw.layout, pw.device) == ((40, 200), qt.scheme, "cpu", torch.device("cpu"))
+    assert pw.native and not pack_weight(qt, layout="nvidia").native
     assert (str(pw.dtype), pw.group_size, pw.zero_kind) == ("uint3", 64, "zero")
     assert torch.equal(pw.perm, qt.perm)
     for word in ("uint3", "(40, 200)", "group_size=64", "'zero'", "float16", "perm", "'cpu'"):

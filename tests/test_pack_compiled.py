@@ -101,7 +101,7 @@ def test_compiled_packer_refuses_shared_memory(native):
 def test_missing_extension_packs_the_same_bytes(native, monkeypatch):
     qt = weight(5)
     compiled = {layout: pack_weight(qt, layout=layout) for layout in layouts.LAYOUTS}
-    monkeypatch.setattr(packed, "_native", lambda name: None)
+    monkeypatch.setattr(packed, "_native", lambda name, device, layout: None)
     for layout, pw in compiled.items():
         assert torch.equal(pack_weight(qt, layout=layout).codes, pw.codes)
         assert pw.unpack() == qt

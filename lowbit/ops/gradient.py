@@ -10,7 +10,9 @@ import torch
 
 from ..dtypes import WEIGHT_TYPES
 from ..pack import PackedWeight
+from ..pack.packed import has_kernels
 from ..scheme import ZERO_KINDS, Scheme
+from ..tensor import QuantTensor
 from .schema import _LIBRARY, FLOAT_IDS, type_name
 
 #: Most bytes that the float rows of a weight take at a time.
@@ -19,32 +21,65 @@ _TILE_ROWS = 16
 
 
 def float_rows(codes, scales, zeros, n, k, weight, group_size, zero_kind, dtype=torch.float32):
-    """Yields ``(first row, rows [r, K] as floats)`` of a weight in the CPU layout, some rows at a time."""
+    """Yields ``(first row, rows [r, K] as floats)`` of a weight in the layout of its device, some rows at a time. On
+    CUDA the next rows may take the memory of those before.
+    """
     scheme = Scheme(WEIGHT_TYPES[weight], group_size, ZERO_KINDS[zero_kind], type_name(scales.dtype))
-    step = max(1, _SCRATCH_BYTES // (4 * k * _TILE_ROWS))
-    for block in range(0, codes.shape[0], step):
-        part = [None if t is None else t[block : block + step] for t in (codes, scales, zeros)]
-        first = block * _TILE_ROWS
-        shape = (min(step * _TILE_ROWS, n - first), k)
-        yield first, PackedWeight(*part, None, scheme=scheme, shape=shape, layout="cpu").dequantize(dtype)
+    step = max(1, _SCRATCH_BYTES // (dtype.itemsize * k * _TILE_ROWS)) * _TILE_ROWS
+    parts = [slice(first, min(first + step, n)) for first in range(0, n, step)]
+    if codes.dim() == 3:  # layout cpu
+        for rows in parts:
+            blocks = slice(rows.start // _TILE_ROWS, -(-rows.stop // _TILE_ROWS))
+            part = [None if t is None else t[blocks] for t in (codes, scales, zeros)]
+            shape = (rows.stop - rows.start, k)
+            yield rows.start, PackedWeight(*part, None, scheme=scheme, shape=shape, layout="cpu").dequantize(dtype)
+    elif has_kernels(codes.device):
+        numbers = (n, k, weight, group_size, zero_kind)
+        memory = torch.empty(min(step, n), k, dtype=dtype, device=codes.device)
+        for rows in parts:
+            part = memory[: rows.stop - rows.start]
+            torch.ops.lowbit.dequantize_out(codes, scales, zeros, *numbers, rows.start, part)
+            yield rows.start, part
+    else:
+        whole = PackedWeight(codes, scales, zeros, None, scheme=scheme, shape=(n, k), layout="nvidia").unpack()
+        options = {"dtype": scheme.weight, "group_size": group_size, "zero_kind": scheme.zero_kind}
+        for rows in parts:
+            part = [None if t is None else t[rows] for t in (whole.codes, whole.scales, whole.zeros)]
+            qt = QuantTensor(*part, shape=(rows.stop - rows.start, k), **options)
+            yield rows.start, qt.dequantize(dtype)
 
 
 def _matmul_grad(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act):
     out = x.new_empty((*x.shape[:-1], n))
-    torch.ops.lowbit.matmul_out(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act, out)
+    if has_kernels(codes.device):
+        torch.ops.lowbit.matmul_out(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act, out)
+        return out
+    for first, rows in float_rows(codes, scales, zeros, n, k, weight, group_size, zero_kind, x.dtype):
+        part = slice(first, first + rows.shape[0])
+        out[..., part] = torch.nn.functional.linear(x, rows, None if bias is None else bias[part].to(x.dtype))
     return out
 
 
 def _matmul_grad_x(dy, codes, scales, zeros, n, k, weight, group_size, zero_kind):
     dy_rows = dy.reshape(-1, n)
     dx = torch.zeros(dy_rows.shape[0], k, dtype=torch.float32, device=dy.device)
-    for first, rows in float_rows(codes, scales, zeros, n, k, weight, group_size, zero_kind):
-        dx.addmm_(dy_rows[:, first : first + rows.shape[0]].float(), rows)
+    # Why: sums are fp32 on either device; a GPU multiplies 16-bit numbers much faster.
+    wide = dy.device.type == "cpu" or dy.dtype == torch.float32
+    dtype = torch.float32 if wide else dy.dtype
+    for first, rows in float_rows(codes, scales, zeros, n, k, weight, group_size, zero_kind, dtype):
+        part = dy_rows[:, first : first + rows.shape[0]]
+        if wide:
+            dx.addmm_(part.float(), rows)
+        elif rows.shape[0] == n or not len(part):
+            return (part @ rows).view(*dy.shape[:-1], k)
+        else:
+            dx += torch.mm(part, rows, out_dtype=torch.float32)
     return dx.to(dy.dtype).view(*dy.shape[:-1], k)
 
 
-_LIBRARY.impl("matmul_grad", _matmul_grad, "CPU")
-_LIBRARY.impl("matmul_grad_x", _matmul_grad_x, "CPU")
+for _device in ("CPU", "CUDA"):
+    _LIBRARY.impl("matmul_grad", _matmul_grad, _device)
+    _LIBRARY.impl("matmul_grad_x", _matmul_grad_x, _device)
 
 
 def _save_product(ctx, inputs, output):

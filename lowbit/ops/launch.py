@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from .. import extension
@@ -28,44 +30,56 @@ def matmul(
 
     x: ``[..., K]`` fp32, fp16 or bf16, on the weight's device; its last dimension is copied only when not adjacent in
     memory. bias: ``[N]`` of any of these types, added in fp32. act: None, or "int8" to quantize x per row to int8
-    (scale amax/127, round half to even). out: ``[..., N]`` of x's type, written and returned; it may not overlap x.
-    Returns ``[..., N]``. Gradients reach x and bias (with act="int8" straight through); under autocast x is cast as
-    for a linear.
+    (scale amax/127, round half to even; on the CPU alone). out: ``[..., N]`` of x's type, written and returned; it may
+    not overlap x. Returns ``[..., N]``. Gradients reach x and bias (with act="int8" straight through); under autocast x
+    is cast as for a linear. On CUDA up to 16 rows of fp16 or bf16 run lowbit's own kernel; more rows, and fp32, expand
+    the weight in pieces for torch's product, which follows torch's settings (TF32, reduced-precision sums).
 
-    Raises DtypeError, ShapeError, DeviceError, or SchemeError for an unknown act.
+    Raises DtypeError, ShapeError, DeviceError, or SchemeError for an act that does not exist here.
     """
     if not isinstance(pw, PackedWeight):
         raise _not_packed(pw)
-    if pw.layout != "cpu":
-        raise DeviceError(f"expected a weight packed for the CPU, got layout {pw.layout!r}; use pack_weight(qt, 'cpu')")
-    return product(x, pw.codes, pw.scales, pw.zeros, pw.perm, bias, pw.numbers, act, out)
+    if not pw.native:
+        _check_layout(pw)
+    return product(x, pw.codes, pw.scales, pw.zeros, pw.perm, bias, pw.numbers, act, out, pw.native)
 
 
-def product(x, codes, scales, zeros, perm, bias, numbers, act=None, out=None) -> torch.Tensor:
-    """:func:`matmul` for the tensors of a packed weight (CPU layout) and its ``numbers``."""
+def product(x, codes, scales, zeros, perm, bias, numbers, act=None, out=None, native=True) -> torch.Tensor:
+    """:func:`matmul` for the tensors of a packed weight in the layout of their device, and its ``numbers``; with torch
+    operations where it is not ``native``.
+    """
     if not isinstance(x, torch.Tensor):
         raise DtypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
     n, k = numbers[:2]
     device = codes.device
-    # Why "cpu": only the CPU has kernels for these tensors.
-    if out is None and torch.is_autocast_enabled("cpu") and x.is_floating_point() and x.dtype != torch.float64:
-        x = x.to(torch.get_autocast_dtype("cpu"))
+    kind = device.type
+    if out is None and torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype != torch.float64:
+        x = x.to(torch.get_autocast_dtype(kind))
     check_x(x, k, device)
     if bias is not None:
         check_bias(bias, n, device)
         bias = bias.contiguous()
-    check_act(act)
-    act_number = FLOAT_IDS[x.dtype] if act is None else QUANTIZED_IDS[act]
+    if act is None:
+        act_number = FLOAT_IDS[x.dtype]
+    else:
+        check_act(act, kind)
+        act_number = QUANTIZED_IDS[act]
+    if kind == "cuda" and x.dtype == torch.float32:
+        _warn_float32()
     if perm is not None:
         x = x.index_select(-1, perm)
     # Dense, or two-dimensional with adjacent columns, is what the op reads.
     if not x.is_contiguous() and (x.dim() != 2 or x.stride(1) != 1):
         x = x.contiguous()
 
-    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-        if out is not None:
+    has_grad = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+    if has_grad or not native:
+        if out is None:
+            return _matmul_grad(x, codes, scales, zeros, bias, *numbers, act_number)
+        if has_grad:
             raise SchemeError("out= goes without gradients, but x or bias requires one; detach it or leave out= away")
-        return _matmul_grad(x, codes, scales, zeros, bias, *numbers, act_number)
+        _check_out(out, x, n)
+        return out.copy_(_matmul_grad(x, codes, scales, zeros, bias, *numbers, act_number))
     if out is None:
         y = x.new_empty((*x.shape[:-1], n))
         _matmul_out(x, codes, scales, zeros, bias, *numbers, act_number, y)
@@ -89,7 +103,7 @@ def _check_out(out, x, n: int) -> None:
     if any(stride == 0 and size > 1 for stride, size in zip(out.stride(), out.shape, strict=True)):
         raise ShapeError(f"out must not overlap itself, got strides {out.stride()}; give a tensor that is not expanded")
     # Why: tensors that are traced have no addresses.
-    if not torch.compiler.is_compiling() and out.device.type == "cpu" and _overlap(out, x):
+    if not torch.compiler.is_compiling() and _overlap(out, x):
         raise ShapeError("out must not share memory with x, got tensors that overlap; give another tensor")
 
 
@@ -108,6 +122,28 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
         apart = (first_b - first_a) // size % a.stride(0)
         return not (apart >= a.shape[1] and apart + b.shape[1] <= a.stride(0))
     return True
+
+
+def _check_layout(pw: PackedWeight) -> None:
+    if pw.layout != ("nvidia" if pw.device.type == "cuda" else "cpu"):
+        expected = "a GPU" if pw.device.type == "cuda" else "the CPU"
+        raise DeviceError(
+            f"expected a weight packed for {expected}, got layout {pw.layout!r}; use pack_weight(qt, '{pw.device}')"
+        )
+
+
+_warned_float32 = False
+
+
+def _warn_float32() -> None:
+    global _warned_float32
+    if not torch.compiler.is_compiling() and not _warned_float32:
+        _warned_float32 = True
+        warnings.warn(
+            "x is float32: on CUDA the weight is expanded to float32 for every product, which is slow; use float16 or "
+            "bfloat16 where they do",
+            stacklevel=4,
+        )
 
 
 def _not_packed(pw) -> DtypeError:

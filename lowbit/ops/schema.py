@@ -1,4 +1,5 @@
-"""The ops of lowbit: their schemas and their fakes, defined once, in Python; csrc/bindings.cpp registers the kernels.
+"""The ops of lowbit: their schemas and their fakes, defined once, in Python; the bindings.cpp of csrc/ and csrc/cuda/
+register the kernels.
 
 Why not in C++: a second definition from a second library would crash the process, and a fake in C++ would fix the batch
 size of a compiled graph. Outputs are made by the caller (``out``), so that out of memory stays torch's own error.
@@ -10,6 +11,7 @@ import torch
 
 from ..dtypes import ACT_TYPES, WEIGHT_TYPES
 from ..errors import DeviceError, DtypeError, SchemeError, ShapeError
+from ..pack.layout import codes_shape, padded_shape
 from ..scheme import SCALE_TYPES, WHOLE_ROW, ZERO_KINDS, why_not
 
 _LIBRARY = torch.library.Library("lowbit", "DEF")
@@ -19,12 +21,14 @@ _WEIGHT = "Tensor codes, Tensor scales, Tensor? zeros"
 _SCHEME = "int n, int k, int weight, int group_size, int zero_kind"
 
 _SCHEMAS = (
-    # x [..., K], out [..., N], dense or two-dimensional with adjacent columns; the weight's tensors in the CPU layout;
-    # ids are indices into the lists of dtypes.py and scheme.py.
+    # x [..., K], out [..., N], dense or two-dimensional with adjacent columns; the weight's tensors in the layout of
+    # their device; ids are indices into the lists of dtypes.py and scheme.py.
     f"matmul_out(Tensor x, {_WEIGHT}, Tensor? bias, {_SCHEME}, int act, Tensor(a!) out) -> ()",
     # The same product with a gradient to x and bias, and the gradient to x: dy [..., N] -> [..., K].
     f"matmul_grad(Tensor x, {_WEIGHT}, Tensor? bias, {_SCHEME}, int act) -> Tensor",
     f"matmul_grad_x(Tensor dy, {_WEIGHT}, {_SCHEME}) -> Tensor",
+    # Rows row_begin .. row_begin + len(out) - 1 of a weight as floats, out [rows, K]; CUDA alone.
+    f"dequantize_out({_WEIGHT}, {_SCHEME}, int row_begin, Tensor(a!) out) -> ()",
     # Between the canonical bit stream and a layout, both in memory; layout is an index into pack.layout.LAYOUTS.
     "pack_codes(Tensor codes, int n, int k, int bits, int layout, Tensor(a!) out) -> ()",
     "unpack_codes(Tensor packed, int n, int k, int bits, int layout, Tensor(a!) out) -> ()",
@@ -55,10 +59,12 @@ def check_x(x: torch.Tensor, k: int, device: torch.device) -> None:
         raise DeviceError(f"x must be on the device of the weight, {device}, got {x.device}; move one with .to()")
 
 
-def check_act(act: str | None) -> None:
-    """Judge ``act=``. Raises SchemeError."""
+def check_act(act: str | None, device: str = "cpu") -> None:
+    """Judge ``act=``, for a type of device. Raises SchemeError."""
     if act is not None and (not isinstance(act, str) or act not in QUANTIZED_IDS):
         raise SchemeError(f"act must be None or {', '.join(map(repr, QUANTIZED_IDS))}, got {act!r}")
+    if act is not None and device == "cuda":
+        raise SchemeError(f"act={act!r} has no CUDA kernels yet: act must be None there, or the weight on the CPU")
 
 
 def check_bias(bias: torch.Tensor, n: int, device: torch.device) -> None:
@@ -84,8 +90,10 @@ def _check_weight(codes, scales, zeros, n: int, k: int, weight: int, group_size:
     reason = why_not(WEIGHT_TYPES[weight], group_size=group_size)
     if reason or n < 1 or k < 1:
         raise SchemeError(reason or f"n and k must be at least 1, got {n} and {k}")
-    blocks, groups = -(-n // 16), 1 if group_size == WHOLE_ROW else -(-k // group_size)
-    _check_shape("codes", codes, (blocks, -(-k // 32), 64 * WEIGHT_TYPES[weight].bits))
+    layout, bits = "nvidia" if codes.device.type == "cuda" else "cpu", WEIGHT_TYPES[weight].bits
+    blocks = padded_shape(layout, n, k, bits)[0] // 16
+    groups = 1 if group_size == WHOLE_ROW else -(-k // group_size)
+    _check_shape("codes", codes, codes_shape(layout, n, k, bits))
     for name, tensor in (("scales", scales), ("zeros", zeros)):
         if tensor is not None:
             if tensor.dtype not in _SCALE_DTYPES or tensor.dtype != scales.dtype:
@@ -108,6 +116,8 @@ def _check_product(x, codes, scales, zeros, bias, n, k, weight, group_size, zero
         check_bias(bias, n, codes.device)
     if act != FLOAT_IDS[x.dtype] and act not in QUANTIZED_IDS.values():
         raise SchemeError(f"act must be the id of x's type, {FLOAT_IDS[x.dtype]}, or of int8, got {act}")
+    if codes.device.type == "cuda" and act != FLOAT_IDS[x.dtype]:
+        raise SchemeError(f"on CUDA act must be the id of x's type, {FLOAT_IDS[x.dtype]}, got {act}")
 
 
 @torch.library.register_fake("lowbit::matmul_out", lib=_LIBRARY)
@@ -128,6 +138,13 @@ def _(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act):
 def _(dy, codes, scales, zeros, n, k, weight, group_size, zero_kind):
     _check_weight(codes, scales, zeros, n, k, weight, group_size, zero_kind)
     return dy.new_empty(*dy.shape[:-1], k)
+
+
+@torch.library.register_fake("lowbit::dequantize_out", lib=_LIBRARY)
+def _(codes, scales, zeros, n, k, weight, group_size, zero_kind, row_begin, out):
+    _check_weight(codes, scales, zeros, n, k, weight, group_size, zero_kind)
+    if out.dim() != 2 or out.shape[1] != k or not 0 <= row_begin <= n - out.shape[0]:
+        raise ShapeError(f"out must be rows of {k} inside the {n} of the weight, got {tuple(out.shape)} at {row_begin}")
 
 
 @torch.library.register_fake("lowbit::pack_codes", lib=_LIBRARY)

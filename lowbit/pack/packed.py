@@ -5,8 +5,11 @@ Private to a version and a device class: never saved, made again from the :class
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
+from .. import extension
 from ..dtypes import weight_id
 from ..errors import DeviceError, DtypeError, SchemeError
 from ..scheme import ZERO_KINDS, Scheme, Schemed
@@ -22,7 +25,7 @@ class PackedWeight(Schemed):
     codes: uint8 in ``layout`` (formula and picture: lowbit/pack/layout.py); scales, zeros: ``[N/16 rounded up, G, 16]``
     in their own type, zeros None without a zero point; perm: int32 ``[K]`` or None (the product reads
     ``x[..., perm]``); scheme: the :class:`~lowbit.scheme.Scheme`; shape: ``(N, K)`` unpadded; layout: its name;
-    numbers: :func:`op_numbers`.
+    numbers: :func:`op_numbers`; native: whether kernels of its device read it here.
     """
 
     def __init__(self, codes, scales, zeros, perm, *, scheme: Scheme, shape: tuple[int, int], layout: str):
@@ -31,6 +34,13 @@ class PackedWeight(Schemed):
         self.shape = shape
         self.layout = layout
         self.numbers = op_numbers(scheme, shape)
+        # Why here: a product asks for it every time.
+        self.native = layout == _LAYOUT_OF_DEVICE.get(codes.device.type) and has_kernels(codes.device)
+
+    def __setstate__(self, state):
+        # Why: copies and pickles come here, and they write packed bytes.
+        self.__dict__.update(state)
+        finish(self.device)
 
     @property
     def device(self) -> torch.device:
@@ -73,7 +83,7 @@ class PackedWeight(Schemed):
             return pack_weight(self.unpack(), device)
         tensors = (self.codes, self.scales, self.zeros, self.perm)
         moved = [None if t is None else t.to(device) for t in tensors]
-        _finish(device)
+        finish(device)
         return PackedWeight(*moved, scheme=self.scheme, shape=self.shape, layout=self.layout)
 
     def __repr__(self) -> str:
@@ -111,8 +121,29 @@ def pack_weight(qt: QuantTensor, device="cpu", *, layout: str | None = None) -> 
         shape=qt.shape,
         layout=layout,
     )
-    _finish(device)
+    finish(device)
     return packed
+
+
+@functools.cache
+def has_kernels(device: torch.device) -> bool:
+    """Whether lowbit's kernels run on a device here; where they do not, torch operations do the work. For a GPU without
+    them one warning says why.
+    """
+    if device.type != "cuda":
+        return device.type == "cpu"
+    try:
+        return extension.cuda_kernels(device.index)
+    except ImportError:  # ExtensionError is one
+        return False
+
+
+def finish(device: torch.device) -> None:
+    """Wait until packed bytes that were just written are in the memory of a GPU."""
+    # Why: kernels read packed bytes before they wait for the kernel in front of them (programmatic dependent launch),
+    # so the bytes must be there before any product is launched, on whatever stream.
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def op_numbers(scheme: Scheme, shape: tuple[int, int]) -> tuple[int, int, int, int, int]:
@@ -150,38 +181,31 @@ def _refuse_capture(what: str) -> None:
         raise DeviceError(f"cannot {what} a weight while a CUDA graph is captured; {what} it before the capture")
 
 
-def _finish(device: torch.device) -> None:
-    # Why: kernels read packed bytes before they wait for the kernel in front of them (programmatic dependent launch),
-    # so the bytes must be in memory before any product is launched, on whatever stream.
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
-
-
-def _native(name: str):
-    """The compiled op, or None without the extension: then the torch operations of layout.py give the same bytes."""
-    try:
-        from .. import extension
-
-        extension.load()
-    except ImportError:  # ExtensionError is one
+def _native(name: str, device: torch.device, layout: str):
+    """The compiled op, or None where there is none: then the torch operations of layout.py give the same bytes."""
+    if not has_kernels(device) or (device.type == "cuda" and layout != "nvidia"):
         return None
-    return getattr(torch.ops.lowbit, name, None)
+    try:
+        extension.load()
+    except ImportError:
+        return None
+    return getattr(torch.ops.lowbit, name)
 
 
 def _run_pack(stream: torch.Tensor, n: int, k: int, bits: int, layout: str) -> torch.Tensor:
-    op = _native("pack_codes") if stream.device.type == "cpu" else None
+    op = _native("pack_codes", stream.device, layout)
     if op is None:
         return _layout.pack_codes(stream, n, k, bits, layout)
     # Why here and not in the op: out of memory stays torch.OutOfMemoryError.
-    packed = torch.empty(_layout.codes_shape(layout, n, k, bits), dtype=torch.uint8)
+    packed = torch.empty(_layout.codes_shape(layout, n, k, bits), dtype=torch.uint8, device=stream.device)
     op(stream, n, k, bits, _layout.LAYOUTS.index(layout), packed)
     return packed
 
 
 def _run_unpack(packed: torch.Tensor, n: int, k: int, bits: int, layout: str) -> torch.Tensor:
-    op = _native("unpack_codes") if packed.device.type == "cpu" else None
+    op = _native("unpack_codes", packed.device, layout)
     if op is None:
         return _layout.unpack_codes(packed, n, k, bits, layout)
-    stream = torch.empty((n, stream_bytes(k, bits)), dtype=torch.uint8)
+    stream = torch.empty((n, stream_bytes(k, bits)), dtype=torch.uint8, device=packed.device)
     op(packed, n, k, bits, _layout.LAYOUTS.index(layout), stream)
     return stream
