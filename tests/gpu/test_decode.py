@@ -181,6 +181,13 @@ def test_any_number_of_tokens(dtype, act):
         assert_right(oracle.normal(m, 8200, dtype=act, seed=m), weight, bias_for(200, m))
 
 
+@pytest.mark.parametrize("m, family", [(1, "decode"), (16, "decode"), (17, "dequant")])
+def test_number_of_tokens_chooses_the_family(m, family):
+    weight, x = oracle.make("int4", (200, 520)), oracle.normal(m, 520, dtype=torch.float16)
+    launched = kernels_launched(lambda: lowbit.matmul(x, weight.pw))
+    assert family in launched[0] and (family == "dequant") == (len(launched) > 1), launched
+
+
 @pytest.mark.parametrize("act", FLOATS[:2], ids=str)
 @pytest.mark.parametrize("m", [1, 5, 16, 17])
 def test_x_of_any_stride_and_alignment(act, m):
