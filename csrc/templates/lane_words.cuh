@@ -12,7 +12,8 @@
 
 #include "layout.cuh"
 
-#ifdef __CUDACC__
+// Why not __CUDACC__: the host compiler behind nvcc does not know the pragma.
+#ifdef __CUDA_ARCH__
 #define LOWBIT_UNROLL _Pragma("unroll")
 #else
 #define LOWBIT_UNROLL
