@@ -150,8 +150,7 @@ void unpack_cpu(const uint8_t* packed, int64_t n, int64_t k, const Packed& from,
   }
 }
 
-// ---- nvidia: bytes in the order k = 0, 8, 1, 9, ... of a fragment's row are one word for each of four lanes
-// ------------
+// ---- nvidia: bytes in the order k = 0, 8, 1, 9, ... of a fragment's row are one word for each of four lanes ---------
 
 // Bytes b0 b1 b2 b3 to b0 0 b1 0 b2 0 b3 0, and back.
 inline uint64_t spread(uint32_t word) {
@@ -165,18 +164,23 @@ inline uint32_t gather(uint64_t word) {
   return static_cast<uint32_t>(halves | halves >> 16);
 }
 
-// Rows g and g + 8 of a row block over the k of the widest tile: units u = 2f + h, two words of two lanes each.
-template <int Bits>
+// Rows g and g + 8 of a row block over the k of a step: units u = 2f + h, two words of two lanes each.
 struct Span {
-  static constexpr int kK = layout::tile_k(Layout::kNvidia, layout::smallest_plane(Bits));
-  static constexpr int kUnits = kK / 8;
+  static constexpr int kUnits = layout::kStepK / 8;
   uint64_t pairs[kUnits][2];
 };
 
+// Where the word of a plane lies that belongs to lane 4g + 2t, counted from the first of the step's tiles; that of the
+// next lane lies lane_bytes after it.
+inline int word_start(int width, int word, int g, int t) {
+  const int words = layout::lane_bytes(width) / 4;
+  return word / words * layout::tile_bytes(width) + (4 * g + 2 * t) * layout::lane_bytes(width) + word % words * 4;
+}
+
 template <int Bits>
 void pack_nvidia(const uint8_t* stream, int64_t n, int64_t k, const Packed& to, int64_t block, uint8_t* out) {
-  Span<Bits> span;
-  for (int64_t at = 0; at < to.cols; at += span.kK) {
+  Span span;
+  for (int64_t at = 0; at < to.cols; at += layout::kStepK) {
     for (int g = 0; g < 8; ++g) {
       for (int h = 0; h < 2; ++h) {
         const Row<Bits, const uint8_t> row(stream, block * layout::kTileRows + 8 * h + g, n, k);
@@ -188,17 +192,17 @@ void pack_nvidia(const uint8_t* stream, int64_t n, int64_t k, const Packed& to, 
         }
       }
       for_planes<Bits>([&](auto width, auto low) {
-        constexpr int kPerByte = 8 / width, kWords = Span<Bits>::kUnits / kPerByte;
+        constexpr int kPerByte = 8 / width, kWords = Span::kUnits / kPerByte;
         uint8_t* tile = out + to.tile_start(block, at / layout::tile_k(Layout::kNvidia, width), width);
         for (int word = 0; word < kWords; ++word)
           for (int t = 0; t < 2; ++t) {
             uint64_t pair = 0;
             for (int i = 0; i < kPerByte; ++i)
               pair |= ((span.pairs[word * kPerByte + i][t] >> low) & kFields<width>) << layout::step_bit(width, i);
-            uint8_t* lane = tile + word / 4 * 512 + (4 * g + 2 * t) * 16 + word % 4 * 4;
+            uint8_t* lane = tile + word_start(width, word, g, t);
             const uint32_t even = static_cast<uint32_t>(pair), odd = static_cast<uint32_t>(pair >> 32);
             std::memcpy(lane, &even, 4);
-            std::memcpy(lane + 16, &odd, 4);
+            std::memcpy(lane + layout::lane_bytes(width), &odd, 4);
           }
       });
     }
@@ -207,18 +211,18 @@ void pack_nvidia(const uint8_t* stream, int64_t n, int64_t k, const Packed& to, 
 
 template <int Bits>
 void unpack_nvidia(const uint8_t* packed, int64_t n, int64_t k, const Packed& from, int64_t block, uint8_t* stream) {
-  for (int64_t at = 0; at < from.cols; at += Span<Bits>::kK) {
+  for (int64_t at = 0; at < from.cols; at += layout::kStepK) {
     for (int g = 0; g < 8; ++g) {
-      Span<Bits> span = {};
+      Span span = {};
       for_planes<Bits>([&](auto width, auto low) {
-        constexpr int kPerByte = 8 / width, kWords = Span<Bits>::kUnits / kPerByte;
+        constexpr int kPerByte = 8 / width, kWords = Span::kUnits / kPerByte;
         const uint8_t* tile = packed + from.tile_start(block, at / layout::tile_k(Layout::kNvidia, width), width);
         for (int word = 0; word < kWords; ++word)
           for (int t = 0; t < 2; ++t) {
-            const uint8_t* lane = tile + word / 4 * 512 + (4 * g + 2 * t) * 16 + word % 4 * 4;
+            const uint8_t* lane = tile + word_start(width, word, g, t);
             uint32_t even, odd;
             std::memcpy(&even, lane, 4);
-            std::memcpy(&odd, lane + 16, 4);
+            std::memcpy(&odd, lane + layout::lane_bytes(width), 4);
             const uint64_t pair = even | uint64_t{odd} << 32;
             for (int i = 0; i < kPerByte; ++i)
               span.pairs[word * kPerByte + i][t] |= ((pair >> layout::step_bit(width, i)) & kFields<width>) << low;

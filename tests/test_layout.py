@@ -13,7 +13,7 @@ from lowbit.errors import LowbitError
 from lowbit.pack import layout as layouts
 from native.build import load
 
-SHAPES = [(1, 1), (17, 33), (16, 32), (64, 256), (65, 257), (3, 520)]
+SHAPES = [(1, 1), (17, 33), (16, 32), (64, 128), (65, 129), (64, 256), (65, 257), (3, 520)]
 WIDTHS = range(1, 9)
 
 
@@ -46,22 +46,29 @@ def walk_cpu(rows, cols, bits):
                 low += p
 
 
+#: Which step of its byte the field at each place is, from bit 0 up.
+STEPS = {8: [0], 4: [0, 1], 2: [0, 1, 2, 3], 1: [4, 5, 0, 1, 6, 7, 2, 3]}
+#: k of a tile of the nvidia layout, and how many words of it a lane owns.
+TILES = {8: (32, 4), 4: (64, 4), 2: (128, 4), 1: (128, 2)}
+
+
 def walk_nvidia(rows, cols, bits):
     """The same of the nvidia layout: bits of a word are j, c, (fragment, row half), bit of the field."""
     low = 0
     for p in (8, 4, 2, 1):
         if not bits & p:
             continue
+        span, words = TILES[p]
         for block in range(rows // 16):
-            for tile in range(cols * p // 256):
+            for tile in range(cols // span):
                 for lane in range(32):
                     g, t = lane // 4, lane % 4
-                    for word in range(4):
+                    for word in range(words):
                         for j in (0, 1):
                             for c in (0, 1):
-                                for step in range(8 // p):
+                                for step in STEPS[p]:
                                     fragment, h = divmod(word * (8 // p) + step, 2)
-                                    k = tile * (256 // p) + 16 * fragment + 2 * t + 8 * c + j
+                                    k = tile * span + 16 * fragment + 2 * t + 8 * c + j
                                     for i in range(p):
                                         yield 16 * block + g + 8 * h, k, low + i
         low += p
@@ -135,16 +142,33 @@ def test_cpp_order_of_8_bit_activations(native):
 
 
 @pytest.mark.parametrize("wtype", WEIGHT_TYPES, ids=str)
-def test_planes_cover_the_code_once(native, wtype):
+def test_planes_cover_the_code_once(wtype):
     found = [low + i for p, low in layouts.planes(wtype.bits) for i in range(p)]
     assert found == list(range(wtype.bits))
-    assert native.smallest_plane(wtype.bits) == min(wtype.planes)
 
 
-@pytest.mark.parametrize("bits, step", [(1, 256), (2, 128), (3, 256), (4, 64), (5, 256), (6, 128), (7, 256), (8, 32)])
-def test_padding_is_the_least_that_fills_tiles(bits, step):
-    assert layouts.padded_shape("nvidia", 65, step + 1, bits) == (128, 2 * step)
-    assert layouts.padded_shape("nvidia", 64, step, bits) == (64, step)
+@pytest.mark.parametrize("p", [1, 2, 4, 8])
+def test_steps_of_a_byte_fill_it_alike_in_both_languages(native, p):
+    found = [layouts.step_bit(p, step) for step in range(8 // p)]
+    assert sorted(found) == list(range(0, 8, p))
+    assert found == [native.step_bit(p, step) for step in range(8 // p)]
+    if p == 1:
+        assert found == [2, 3, 6, 7, 0, 1, 4, 5]
+
+
+@pytest.mark.parametrize("p", [1, 2, 4, 8])
+def test_a_step_of_128_k_is_whole_tiles_of_one_load_a_lane(native, p):
+    assert layouts.STEP_K == native.step_k == 128
+    assert (layouts.tile_k("nvidia", p), layouts.lane_bytes(p) // 4) == TILES[p]
+    assert (native.tile_k(1, p), native.lane_bytes(p) // 4) == TILES[p]
+    assert layouts.STEP_K % TILES[p][0] == 0
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_padding_is_that_of_every_width(bits):
+    assert layouts.padded_shape("nvidia", 65, 129, bits) == (128, 256)
+    assert layouts.padded_shape("nvidia", 64, 128, bits) == (64, 128)
+    assert layouts.padded_shape("nvidia", 1, 1, bits) == (64, 128)
     assert layouts.padded_shape("cpu", 17, 33, bits) == (32, 64)
     assert layouts.padded_shape("cpu", 16, 32, bits) == (16, 32)
 

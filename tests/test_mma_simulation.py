@@ -16,10 +16,14 @@ GROUP, THREAD = LANE // 4, LANE % 4  # "groupID" and "threadID_in_group" of the 
 WIDTHS = range(1, 9)
 # 8-bit activations are stored like this inside each 16 k.
 STORED_K = np.array([0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15])
+# Of a plane of p bits: k of a tile, words of a lane in it, and the bit of a byte where each step starts.
+SPAN = {1: 128, 2: 128, 4: 64, 8: 32}
+WORDS = {1: 2, 2: 4, 4: 4, 8: 4}
+BIT = {1: [2, 3, 6, 7, 0, 1, 4, 5], 2: [0, 2, 4, 6], 4: [0, 4], 8: [0]}
 
 
 class Packed:
-    """A packed weight as a kernel sees it: 32-bit words [row block][tile][lane][4] of each plane."""
+    """A packed weight as a kernel sees it: 32-bit words [row block][tile][lane][4, or 2 of 1 bit] of each plane."""
 
     def __init__(self, bits, n, k, seed):
         rng = np.random.default_rng(seed)
@@ -32,16 +36,17 @@ class Packed:
         self.planes, start = [], 0
         for p, low in layouts.planes(bits):
             size = self.rows * self.cols * p // 8
-            words = packed[start : start + size].view("<u4").reshape(self.rows // 16, self.cols * p // 256, 32, 4)
+            tiles = (self.rows // 16, self.cols // SPAN[p], 32, WORDS[p])
+            words = packed[start : start + size].view("<u4").reshape(tiles)
             self.planes.append((p, low, words))
             start += size
         assert start == packed.size
 
     def step(self, words, p, block, fragment, h):
         """The word of each lane that holds row half h of a fragment of 16 k, shifted to its step."""
-        per_tile = 16 // p
+        per_tile = SPAN[p] // 16
         unit = 2 * (fragment % per_tile) + h
-        return words[block, fragment // per_tile, :, unit // (8 // p)] >> np.uint32(p * (unit % (8 // p)))
+        return words[block, fragment // per_tile, :, unit // (8 // p)] >> np.uint32(BIT[p][unit % (8 // p)])
 
     def halves(self, block, fragment):
         """A of the 16-bit instructions: codes [lane][register][half], by `(w >> 8c) & mask` for each plane."""
@@ -170,12 +175,12 @@ def test_a_masked_word_is_four_bytes_of_one_row(p):
     for block in range(words.shape[0]):
         for tile in range(words.shape[1]):
             for lane in range(32):
-                for word in range(4):
+                for word in range(WORDS[p]):
                     for step in range(8 // p):
-                        value = (int(words[block, tile, lane, word]) >> (p * step)) & (0x01010101 * (2**p - 1))
+                        value = (int(words[block, tile, lane, word]) >> BIT[p][step]) & (0x01010101 * (2**p - 1))
                         fragment, h = divmod(word * (8 // p) + step, 2)
                         row = 16 * block + lane // 4 + 8 * h
-                        k = tile * (256 // p) + 16 * fragment + STORED_K[4 * (lane % 4) : 4 * (lane % 4) + 4]
+                        k = tile * SPAN[p] + 16 * fragment + STORED_K[4 * (lane % 4) : 4 * (lane % 4) + 4]
                         assert list(value.to_bytes(4, "little")) == weight.padded[row, k].tolist()
 
 
@@ -190,3 +195,21 @@ def test_wgmma_m64nNk32_takes_the_same_bytes():
             a = np.concatenate([a_16x32(weight.bytes(warp, pair)) for warp in range(4)])
             y += a @ stored[:, 32 * pair : 32 * pair + 32].T
         np.testing.assert_array_equal(y.T, x @ weight.codes.astype(np.int64).T)
+
+
+def test_third_bits_of_two_fragments_come_with_one_shift():
+    """The reason for the order in planes of 1 bit: 3-bit codes of fragments f and f + 1, f even, in one word."""
+    weight = Packed(3, 64, 512, seed=90)
+    (_, _, twos), (_, _, ones) = weight.planes
+    for block in range(4):
+        for f in range(0, 32, 2):
+            tile, at = divmod(f, 8)
+            for h in (0, 1):
+                low = twos[block, tile, :, at // 2] >> np.uint32(2 * h)
+                high = ones[block, tile, :, at // 4]
+                high = high >> np.uint32(h) if at % 4 == 0 else high << np.uint32(2 - h)
+                both = (low & np.uint32(0x33333333)) | (high & np.uint32(0x44444444))
+                for i in (0, 1):
+                    found = (both >> np.uint32(4 * i)) & np.uint32(0x07070707)
+                    expected = weight.bytes(block, f // 2)[:, h + 2 * i].astype(np.uint8)
+                    np.testing.assert_array_equal(found.astype("<u4").view(np.uint8).reshape(32, 4), expected)

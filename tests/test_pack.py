@@ -15,7 +15,7 @@ from lowbit.pack import layout as layouts
 from lowbit.tensor import QuantTensor
 
 WIDTHS = range(1, 9)
-SHAPES = [(n, k) for n in (1, 17) for k in (1, 16, 33, 8200)] + [(64, 256), (65, 257)]
+SHAPES = [(n, k) for n in (1, 17) for k in (1, 16, 33, 8200)] + [(64, 128), (64, 256), (65, 257)]
 
 
 def stream_of(n, k, bits, seed=0):

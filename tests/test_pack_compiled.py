@@ -14,7 +14,7 @@ from lowbit.pack import pack_weight, packed
 from lowbit.tensor import QuantTensor
 
 U8 = torch.uint8
-SHAPES = [(n, k) for n in (1, 17) for k in (1, 16, 33, 8200)] + [(64, 256), (65, 257), (200, 300)]
+SHAPES = [(n, k) for n in (1, 17) for k in (1, 16, 33, 8200)] + [(64, 128), (64, 256), (65, 257), (200, 300)]
 
 
 @pytest.fixture(scope="module")

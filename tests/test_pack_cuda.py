@@ -12,7 +12,7 @@ from lowbit.pack import layout as layouts
 from lowbit.tensor import QuantTensor
 from native.build import load
 
-SHAPES = [(1, 1), (17, 33), (65, 257), (64, 520)]
+SHAPES = [(1, 1), (17, 33), (64, 128), (65, 257), (64, 520)]
 
 
 @pytest.fixture(scope="module")

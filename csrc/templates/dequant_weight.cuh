@@ -7,8 +7,8 @@
 //
 // The value is computed in fp32 and rounded once, in the order of QuantTensor.dequantize, whose bits it has.
 //
-// A block takes 16 rows x kBlockK k, its warps one tile after the other. A lane decodes pairs (k = 2t, 2t+1) of the
-// octets (8 k) of rows g and g + 8; the four lanes of a row then swap pairs, so that each has whole octets:
+// A block takes 16 rows x kBlockK k, its warps one step of 128 k after the other. A lane decodes pairs (k = 2t, 2t+1)
+// of the octets (8 k) of rows g and g + 8; the four lanes of a row then swap pairs, so that each has whole octets:
 //
 //   row g    octet 0       octet 1       octet 2       octet 3         after:  lane t holds octet t,
 //          | t=0 1 2 3 | t=0 1 2 3 | t=0 1 2 3 | t=0 1 2 3 |                   and the row stores 32 k in a run
@@ -23,6 +23,7 @@
 #include <type_traits>
 
 #include "code_value.cuh"
+#include "lane_vector.cuh"
 #include "lane_words.cuh"
 #include "quad.cuh"
 
@@ -83,8 +84,7 @@ template <class Weight, class Out>
 __global__ void __launch_bounds__(kThreads)
     expand_rows(const DequantArgs args, const Shape shape, const Affine affine) {
   constexpr int kBits = Weight::kBits, kWords = Pair<Out>::kWords;
-  constexpr int kTileK = layout::tile_k(Layout::kNvidia, layout::smallest_plane(kBits));
-  using Words = layout::LaneWords<kBits, kTileK>;
+  using Words = layout::LaneWords<kBits, layout::kStepK>;
 
   const lowbit::Weight& w = args.w;
   const layout::Packed packed(Layout::kNvidia, w.n, w.k, kBits);
@@ -118,18 +118,14 @@ __global__ void __launch_bounds__(kThreads)
     return __fadd_rn(__fmul_rn(v, h ? scale.y : scale.x), h ? added.y : added.x);
   };
 
-  // Why every warp makes every step, behind the last tile too: the exchanges below want all lanes at one place.
+  // Why every warp makes every step, behind the last one too: the exchanges below want all lanes at one place.
 #pragma unroll 1
-  for (int step = begin; step < end; step += kWarps * kTileK) {
-    const int k = step + warp * kTileK;
-    const int tile = min(k, shape.columns - kTileK);  // what is read; nothing is stored where it isn't k
+  for (int step = begin; step < end; step += kWarps * layout::kStepK) {
+    const int k = step + warp * layout::kStepK;
+    const int from = min(k, shape.columns - layout::kStepK);  // what is read; nothing is stored where it isn't k
     Words words;
-    Words::for_tiles(packed, block, tile, lane, [&](int64_t byte, int first, int64_t) {
-      const uint4 vector = __ldg(reinterpret_cast<const uint4*>(w.codes + byte));
-      words.word[first] = vector.x;
-      words.word[first + 1] = vector.y;
-      words.word[first + 2] = vector.z;
-      words.word[first + 3] = vector.w;
+    Words::for_tiles(packed, block, from, lane, [&](int64_t byte, int first, auto count, int64_t) {
+      load_vector<decltype(count)::value>(w.codes + byte, words.word + first);
     });
 
 #pragma unroll
@@ -137,7 +133,7 @@ __global__ void __launch_bounds__(kThreads)
       uint32_t pairs[2][kWords][4];
 #pragma unroll
       for (int f = 2 * q; f < 2 * q + 2; ++f) {
-        if (f == 0 || (16 * f & ((1u << shape.group_shift) - 1)) == 0) fetch_group(tile + 16 * f);
+        if (f == 0 || (16 * f & ((1u << shape.group_shift) - 1)) == 0) fetch_group(from + 16 * f);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const uint32_t codes = words.four(2 * f + h);

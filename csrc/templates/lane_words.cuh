@@ -31,7 +31,7 @@ LOWBIT_HOST_DEVICE inline void for_planes(const Body& body) {
 // All planes, widest first, over K consecutive k: whole tiles of every plane.
 template <int Bits, int K>
 struct LaneWords {
-  static_assert(K % tile_k(Layout::kNvidia, smallest_plane(Bits)) == 0, "whole tiles only");
+  static_assert(K % kStepK == 0, "whole tiles of every plane only");
   static constexpr int kFragments = K / 16, kUnits = K / 8, kWords = Bits * K / 64;
 
   uint32_t word[kWords];
@@ -58,16 +58,18 @@ struct LaneWords {
     });
   }
 
-  // Calls body(byte offset of this lane's vector of 16 bytes, its first word, its first k) for every tile from (row
-  // block, k) on.
+  // Calls body(byte offset of this lane's bytes, index of their first word here, how many words, their first k) for
+  // every tile from (row block, k) on. There are 2 or 4 words, decltype(count)::value.
   template <class Body>
   static LOWBIT_HOST_DEVICE void for_tiles(const Packed& packed, int64_t row_block, int64_t k, int lane,
                                            const Body& body) {
     for_planes<Bits>([&](auto width) {
       constexpr int kWidth = decltype(width)::value, kTileK = tile_k(Layout::kNvidia, kWidth);
-      const int64_t start = packed.tile_start(row_block, k / kTileK, kWidth) + 16 * lane;
+      using Count = std::integral_constant<int, lane_bytes(kWidth) / 4>;
+      const int64_t start = packed.tile_start(row_block, k / kTileK, kWidth) + lane_bytes(kWidth) * lane;
       LOWBIT_UNROLL
-      for (int i = 0; i < K / kTileK; ++i) body(start + 512 * i, first_word(kWidth) + 4 * i, k + i * kTileK);
+      for (int i = 0; i < K / kTileK; ++i)
+        body(start + tile_bytes(kWidth) * i, first_word(kWidth) + Count::value * i, Count{}, k + i * kTileK);
     });
   }
 

@@ -27,9 +27,17 @@ LOWBIT_HOST_DEVICE constexpr int64_t round_up(int64_t value, int64_t step) { ret
 // The lowest bit of the code that the plane of `width` bits holds: 7-bit codes give 0, 4, 6 for widths 4, 2, 1.
 LOWBIT_HOST_DEVICE constexpr int plane_low(int bits, int width) { return bits & ~(2 * width - 1); }
 
-LOWBIT_HOST_DEVICE constexpr int smallest_plane(int bits) { return bits & -bits; }
+// nvidia: K is padded to this at every width, and it is whole tiles of every plane: the step in which kernels walk K.
+constexpr int kStepK = 128;
 
-LOWBIT_HOST_DEVICE constexpr int tile_k(Layout layout, int width) { return layout == Layout::kCpu ? 32 : 256 / width; }
+LOWBIT_HOST_DEVICE constexpr int tile_k(Layout layout, int width) {
+  return layout == Layout::kCpu ? 32 : width == 1 ? kStepK : 256 / width;
+}
+
+// nvidia: bytes of one lane in a tile, one load: 16, but 8 of a plane of 1 bit.
+// Why: with 16 a tile of 1-bit fields would span 256 k, twice the step.
+LOWBIT_HOST_DEVICE constexpr int lane_bytes(int width) { return tile_k(Layout::kNvidia, width) * width / 16; }
+LOWBIT_HOST_DEVICE constexpr int tile_bytes(int width) { return kLanes * lane_bytes(width); }
 
 // A field of one plane: `bit` and up of byte `byte`, counted from the start of a tile or of the packed codes.
 struct Spot {
@@ -47,12 +55,17 @@ LOWBIT_HOST_DEVICE constexpr Spot cpu_tile_spot(int row, int k, int width) {
 LOWBIT_HOST_DEVICE constexpr int lane_of(int row, int k) { return row % 8 * 4 + k % 8 / 2; }
 
 // nvidia: the bit of a byte where the field of a step starts.
-LOWBIT_HOST_DEVICE constexpr int step_bit(int width, int step) { return width * step; }
+// Why the order 2, 3, 6, 7, 0, 1, 4, 5 of 1-bit fields: the third bit of a 3-bit code then lies right above its 2-bit
+// field after one shift, which serves two fragments.
+LOWBIT_HOST_DEVICE constexpr int step_bit(int width, int step) {
+  return width > 1 ? width * step : ((step >> 1) & 1) * 4 + (1 - (step >> 2)) * 2 + (step & 1);
+}
 
 // nvidia: fragments and row halves count u = 2f + h; u lies in word u / (8/width) of the lane at step u % (8/width).
 LOWBIT_HOST_DEVICE constexpr Spot nvidia_tile_spot(int row, int k, int width) {
   const int per_byte = 8 / width, unit = k / 16 * 2 + row / 8;
-  return {lane_of(row, k) * 16 + unit / per_byte * 4 + k % 2 * 2 + k % 16 / 8, step_bit(width, unit % per_byte)};
+  return {lane_of(row, k) * lane_bytes(width) + unit / per_byte * 4 + k % 2 * 2 + k % 16 / 8,
+          step_bit(width, unit % per_byte)};
 }
 
 // The packed codes of an [n, k] weight: padded sizes, bytes, and where each plane's tiles start.
@@ -65,7 +78,7 @@ struct Packed {
       : layout(which),
         bits(code_bits),
         rows(round_up(n, which == Layout::kCpu ? 16 : 64)),
-        cols(round_up(k, tile_k(which, smallest_plane(code_bits)))) {}
+        cols(round_up(k, which == Layout::kCpu ? 32 : kStepK)) {}
 
   LOWBIT_HOST_DEVICE constexpr int64_t nbytes() const { return rows / 8 * cols * bits; }
 
@@ -74,7 +87,7 @@ struct Packed {
     const int64_t tile = row_block * (cols / tile_k(layout, width)) + column;
     const int low = plane_low(bits, width);
     // A plane of the cpu layout starts inside each chunk, one of the nvidia layout after the planes before it.
-    return layout == Layout::kCpu ? tile * 64 * bits + 64 * low : rows / 8 * cols * low + tile * 512;
+    return layout == Layout::kCpu ? tile * 64 * bits + 64 * low : rows / 8 * cols * low + tile * tile_bytes(width);
   }
 
   LOWBIT_HOST_DEVICE constexpr Spot spot(int64_t n, int64_t k, int width) const {
@@ -93,7 +106,7 @@ LOWBIT_HOST_DEVICE constexpr int group_place(Layout layout, int row) {
 }
 
 // Eight-bit activations are stored in this order inside each 16 k, so that four adjacent bytes meet the four bytes
-// `(word >> width*i) & byte_mask(width)` of one row: place i of the 16 holds k = stored_k(i).
+// `(word >> step_bit) & byte_mask(width)` of one row: place i of the 16 holds k = stored_k(i).
 LOWBIT_HOST_DEVICE constexpr int stored_k(int place) { return place % 2 * 8 + place / 2; }
 
 // Every `width`-bit field at step 0 of the four bytes of a word; of its two 16-bit halves.

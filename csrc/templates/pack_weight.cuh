@@ -7,13 +7,14 @@
 //
 // A block takes 16 rows x kBlockK k, a warp kWarpK of these. The bytes of the stream lie in shared memory in between:
 //
-//   stream --4-byte words, realigned--> rows in shared memory --pairs of codes--> words of a lane --16 bytes--> packed
+//   stream --4-byte words, realigned--> rows in shared memory --pairs of codes--> words of a lane --vectors--> packed
 //
 // Neither kernel is launched with the programmatic attribute and neither triggers early: pack_weight waits for both.
 #pragma once
 #include <cuda_runtime.h>
 
 #include "../args.h"
+#include "lane_vector.cuh"
 #include "quad.cuh"
 #include "stream_pairs.cuh"
 
@@ -100,12 +101,11 @@ __global__ void __launch_bounds__(kThreads)
         u, stream::to_four<Bits>(stream::load_pair<Bits>(row, octet, t), stream::load_pair<Bits>(row, octet + 1, t)));
   }
 
-  // ---- 16 bytes a lane and tile -------------------------------------------------------------------------------------
-  Words::for_tiles(form, place.block, place.k + warp * kWarpK, lane, [&](int64_t byte, int first, int64_t k) {
-    if (k >= form.cols) return;
-    const uint32_t* w = words.word + first;
-    *reinterpret_cast<uint4*>(packed + byte) = {w[0], w[1], w[2], w[3]};
-  });
+  // ---- one vector a lane and tile -----------------------------------------------------------------------------------
+  Words::for_tiles(form, place.block, place.k + warp * kWarpK, lane,
+                   [&](int64_t byte, int first, auto count, int64_t k) {
+                     if (k < form.cols) store_vector<decltype(count)::value>(packed + byte, words.word + first);
+                   });
 }
 
 // An octet to its bytes in shared memory.
@@ -133,17 +133,13 @@ __global__ void __launch_bounds__(kThreads)
   const layout::Packed form(Layout::kNvidia, sizes.n, sizes.k, Bits);
   const Place<Bits> place(sizes);
 
-  // ---- 16 bytes a lane and tile -------------------------------------------------------------------------------------
+  // ---- one vector a lane and tile -----------------------------------------------------------------------------------
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   Words words = {};
-  Words::for_tiles(form, place.block, place.k + warp * kWarpK, lane, [&](int64_t byte, int first, int64_t k) {
-    if (k >= form.cols) return;
-    const uint4 vector = __ldg(reinterpret_cast<const uint4*>(packed + byte));
-    words.word[first] = vector.x;
-    words.word[first + 1] = vector.y;
-    words.word[first + 2] = vector.z;
-    words.word[first + 3] = vector.w;
-  });
+  Words::for_tiles(form, place.block, place.k + warp * kWarpK, lane,
+                   [&](int64_t byte, int first, auto count, int64_t k) {
+                     if (k < form.cols) load_vector<decltype(count)::value>(packed + byte, words.word + first);
+                   });
 
   // ---- words of a lane to octets of rows g and g + 8, whose pairs travel in the halves of one word ------------------
 #pragma unroll

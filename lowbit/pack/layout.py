@@ -17,10 +17,14 @@ Layout ``cpu``: N padded to 16, K to 32. A tile is 16 rows x 32 k; all planes of
       byte:     quad q = (k%32)/4 lies in vector q*p/8, at bit p*(q % (8/p)):
                 p=8: |q      |   p=4: |q+1 |q  |   p=2: |q+3|q+2|q+1|q|   p=1: |q+7 ... q|     (bit 0 on the right)
 
-Layout ``nvidia``: N padded to 64, K to 256/(smallest p). Planes lie one after the other, each a table of tiles of
-16 rows x 256/p k; a tile is 32 lanes x 16 bytes::
+Layout ``nvidia``: N padded to 64, K to 128. Planes lie one after the other, each a table of tiles of 16 rows x
+``span`` k; a tile is 32 lanes x 16 bytes, of a plane of 1 bit 32 lanes x 8 bytes::
 
-    plane[N/16][K/(256/p)][lane][16 bytes]      lane = 4*(n%8) + (k%8)/2: the owner of the fields in mma.m16n8k16
+    plane[N/16][K/span][lane][bytes of a lane]      lane = 4*(n%8) + (k%8)/2: the owner of the fields in mma.m16n8k16
+
+      p                      8    4    2    1
+      span                  32   64  128  128       128 k are whole tiles of every plane, 2p words of a lane
+      words of a lane        4    4    4    2       one load
 
       fragment: 16 x 16, the A operand.  h = (n%16)/8 row half, c = (k%16)/8 k half, j = k%2
 
@@ -28,13 +32,16 @@ Layout ``nvidia``: N padded to 64, K to 256/(smallest p). Planes lie one after t
         row 0..7    | register 0     | register 2     |  h = 0      lane 4g + t owns rows g and g + 8,
         row 8..15   | register 1     | register 3     |  h = 1      k = 2t, 2t+1 (j = 0, 1), 2t+8, 2t+9
 
-      16 bytes of a lane = four 32-bit words. Fragments f = 0 .. 16/p-1 of the tile and their row halves count
-      u = 2f + h; u lies in word u / (8/p) at step i = u % (8/p):
+      Fragments f = 0 .. span/16-1 of the tile and their row halves count u = 2f + h; u lies in word u / (8/p) at step
+      i = u % (8/p):
 
-        word:   | j=1 c=1 | j=1 c=0 | j=0 c=1 | j=0 c=0 |      bit 16j + 8c + p*i   (bit 0 on the right)
+        word:   | j=1 c=1 | j=1 c=0 | j=0 c=1 | j=0 c=0 |      bit 16j + 8c + s   (bit 0 on the right)
 
-      so ``(word >> (8c + p*i)) & (0x00010001 * (2**p - 1))`` is one register (two 16-bit halves) of the fragment, and
-      ``(word >> p*i) & (0x01010101 * (2**p - 1))`` is four bytes of one row, k = 2t, 2t+8, 2t+1, 2t+9.
+        byte:     step i starts at bit s = step_bit(p, i):
+                  p=8: |i=0    |   p=4: |i=1 |i=0 |   p=2: |i=3|i=2|i=1|i=0|   p=1: |i=3 2 7 6 1 0 5 4|
+
+      so ``(word >> (8c + s)) & (0x00010001 * (2**p - 1))`` is one register (two 16-bit halves) of the fragment, and
+      ``(word >> s) & (0x01010101 * (2**p - 1))`` is four bytes of one row, k = 2t, 2t+8, 2t+1, 2t+9.
 
 Scales and zeros: ``[N/16][G][16]`` (N padded as above), so that one vector load serves 16 rows. Pad fields are 0. In
 layout ``cpu`` place r of the 16 holds row r. In layout ``nvidia`` place 2*(r%8) + r//8 does, so that rows g and g + 8,
@@ -54,6 +61,8 @@ from ..tensor import QuantTensor
 #: Every layout, in the order of its id in compiled code.
 LAYOUTS = ("cpu", "nvidia")
 TILE_ROWS = 16
+#: Layout ``nvidia``: k are padded to this at every width. Why: kernels walk K in steps of it, whatever the planes.
+STEP_K = 128
 
 
 class Spot(NamedTuple):
@@ -80,12 +89,20 @@ def check_layout(layout: str) -> str:
 
 def tile_k(layout: str, width: int) -> int:
     """How many k a tile of a ``width``-bit plane spans."""
-    return 32 if layout == "cpu" else 256 // width
+    return 32 if layout == "cpu" else min(STEP_K, 256 // width)
+
+
+def lane_bytes(width: int) -> int:
+    """Layout ``nvidia``: the bytes of one lane in a tile of a plane.
+
+    Why 8 of a 1-bit plane: with 16 its tile would span 256 k, and with it the padding of all weights of odd width.
+    """
+    return tile_k("nvidia", width) * width // 16
 
 
 def padded_shape(layout: str, n: int, k: int, bits: int) -> tuple[int, int]:
     """``(N, K)`` as stored: padded with code 0."""
-    rows, step = (16 if layout == "cpu" else 64), max(tile_k(layout, p) for p, _ in planes(bits))
+    rows, step = (16, 32) if layout == "cpu" else (64, STEP_K)
     return -(-n // rows) * rows, -(-k // step) * step
 
 
@@ -96,8 +113,14 @@ def codes_shape(layout: str, n: int, k: int, bits: int) -> tuple[int, ...]:
 
 
 def step_bit(width: int, step: Any) -> Any:
-    """Layout ``nvidia``: the bit of a byte where the field of a step starts (step < 8/width)."""
-    return width * step
+    """Layout ``nvidia``: the bit of a byte where the field of a step < 8/width starts. Integers, arrays or tensors.
+
+    Why the order 2, 3, 6, 7, 0, 1, 4, 5 in planes of 1 bit: the third bit of a 3-bit code then lies right above its
+    2-bit field after one shift, which serves two fragments.
+    """
+    if width > 1:
+        return width * step
+    return step // 2 % 2 * 4 + (1 - step // 4) * 2 + step % 2
 
 
 def tile_spot(layout: str, row: Any, k: Any, width: int) -> tuple[Any, Any]:
@@ -109,7 +132,7 @@ def tile_spot(layout: str, row: Any, k: Any, width: int) -> tuple[Any, Any]:
     lane = row % 8 * 4 + k % 8 // 2
     unit = k // 16 * 2 + row // 8
     c, j = k % 16 // 8, k % 2
-    return lane * 16 + unit // per_byte * 4 + 2 * j + c, step_bit(width, unit % per_byte)
+    return lane * lane_bytes(width) + unit // per_byte * 4 + 2 * j + c, step_bit(width, unit % per_byte)
 
 
 def spots(layout: str, n: Any, k: Any, bits: int, shape: tuple[int, int]) -> list[Spot]:
@@ -124,7 +147,10 @@ def spots(layout: str, n: Any, k: Any, bits: int, shape: tuple[int, int]) -> lis
         span = tile_k(layout, p)
         tile = n // 16 * (cols // span) + k // span
         # A plane of the cpu layout starts inside each chunk, one of the nvidia layout after the planes before it.
-        start = tile * 64 * bits + 64 * low if layout == "cpu" else rows * cols * low // 8 + tile * 512
+        if layout == "cpu":
+            start = tile * 64 * bits + 64 * low
+        else:
+            start = rows * cols * low // 8 + tile * 32 * lane_bytes(p)
         byte, bit = tile_spot(layout, n % 16, k % span, p)
         found.append(Spot(p, low, start + byte, bit))
     return found
@@ -136,7 +162,7 @@ def _plane_tiles(codes: torch.Tensor, layout: str, width: int, low: int, bits: i
     if layout == "cpu":
         return codes[:, :, 64 * low : 64 * (low + width)]
     start, size = rows * cols * low // 8, rows * cols * width // 8
-    return codes[start : start + size].view(rows // 16, cols // tile_k(layout, width), 512)
+    return codes[start : start + size].view(rows // 16, cols // tile_k(layout, width), 32 * lane_bytes(width))
 
 
 def _tile_grid(layout: str, width: int, device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -39,11 +39,12 @@ struct Codes {
   // The word of a plane that holds row half h of a fragment, shifted to its step.
   template <int Width>
   __device__ uint32_t word(int fragment, int h) const {
-    constexpr int kPerTile = 16 / Width, kSteps = 8 / Width;
+    constexpr int kPerTile = layout::tile_k(lowbit::Layout::kNvidia, Width) / 16, kSteps = 8 / Width;
     const int64_t tile = packed.tile_start(row_block, fragment / kPerTile, Width);
     const int unit = fragment % kPerTile * 2 + h;
-    const auto* words = reinterpret_cast<const uint32_t*>(bytes_of_planes + tile + thread_in_warp() * 16);
-    return words[unit / kSteps] >> (Width * (unit % kSteps));
+    const auto* words =
+        reinterpret_cast<const uint32_t*>(bytes_of_planes + tile + thread_in_warp() * layout::lane_bytes(Width));
+    return words[unit / kSteps] >> layout::step_bit(Width, unit % kSteps);
   }
 
   template <int Width>

@@ -19,7 +19,7 @@ from .kernels import needs_kernels
 INSTRUCTIONS = {"wgmma_f16": (torch.float16, torch.float32), "mma_s8": (torch.int8, torch.int32)}
 INSTRUCTIONS["wgmma_s8"] = INSTRUCTIONS["mma_s8"]
 TOKENS = 16
-SHAPES = [(64, 512), (200, 1000)]
+SHAPES = [(64, 512), (200, 1000), (70, 600)]
 
 
 def weight_of(bits, n, k) -> oracle.Weight:

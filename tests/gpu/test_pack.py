@@ -15,8 +15,8 @@ from .kernels import needs_kernels
 pytestmark = needs_kernels
 
 U8, NVIDIA = torch.uint8, layouts.LAYOUTS.index("nvidia")
-#: Rows and columns around the borders of tiles (16 rows; 32 to 256 k) and of blocks (1024 k).
-SHAPES = [(1, 1), (1, 16), (17, 33), (16, 1024), (15, 1023), (65, 1025), (64, 2048), (3, 8200), (130, 2311)]
+#: Rows and columns around the borders of tiles (16 rows; 32 to 128 k) and of blocks (1024 k).
+SHAPES = [(1, 1), (1, 16), (17, 33), (33, 129), (16, 1024), (15, 1023), (65, 1025), (64, 2048), (3, 8200), (130, 2311)]
 
 
 def stream_of(n, k, bits, seed=0):

@@ -45,8 +45,8 @@ Bytes pack(const Bytes& stream, int64_t n, int64_t k) {
           words.put_four(u, stream::to_four<Bits>(stream::load_pair<Bits>(row, u / 2 * 2, lane % 4),
                                                   stream::load_pair<Bits>(row, u / 2 * 2 + 1, lane % 4)));
         }
-        words.for_tiles(form, block, at, lane, [&](int64_t byte, int first, int64_t tile_k) {
-          if (tile_k < form.cols) std::memcpy(out.mutable_data() + byte, words.word + first, 16);
+        words.for_tiles(form, block, at, lane, [&](int64_t byte, int first, auto count, int64_t tile_k) {
+          if (tile_k < form.cols) std::memcpy(out.mutable_data() + byte, words.word + first, 4 * count);
         });
       }
     }
@@ -62,8 +62,8 @@ py::array_t<uint64_t> unpack(const Bytes& packed, int64_t n, int64_t k) {
     for (int64_t at = 0; at < form.cols; at += kK) {
       layout::LaneWords<Bits, kK> words[32] = {};
       for (int lane = 0; lane < 32; ++lane)
-        words[lane].for_tiles(form, block, at, lane, [&](int64_t byte, int first, int64_t tile_k) {
-          if (tile_k < form.cols) std::memcpy(words[lane].word + first, packed.data() + byte, 16);
+        words[lane].for_tiles(form, block, at, lane, [&](int64_t byte, int first, auto count, int64_t tile_k) {
+          if (tile_k < form.cols) std::memcpy(words[lane].word + first, packed.data() + byte, 4 * count);
         });
       for (int row = 0; row < 16; ++row)
         for (int octet = 0; octet < kK / 8 && at / 8 + octet < form.cols / 8; ++octet) {

@@ -16,7 +16,10 @@ PYBIND11_MODULE(layout_math, m) {
     return py::make_tuple(packed.rows, packed.cols, packed.nbytes());
   });
   m.def("plane_low", &layout::plane_low);
-  m.def("smallest_plane", &layout::smallest_plane);
+  m.attr("step_k") = layout::kStepK;
+  m.def("step_bit", &layout::step_bit);
+  m.def("lane_bytes", &layout::lane_bytes);
+  m.def("tile_k", [](int which, int width) { return layout::tile_k(static_cast<Layout>(which), width); });
   m.def("group_place", [](int which, int row) { return layout::group_place(static_cast<Layout>(which), row); });
   m.def("stored_k", &layout::stored_k);
   m.def("byte_mask", &layout::byte_mask);
