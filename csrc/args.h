@@ -80,7 +80,8 @@ struct DequantArgs {
   FloatType type;
 };
 
-// Both return a cudaError_t.
+// Both return a cudaError_t; of DecodeFn, cudaErrorInvalidValue says that its tile can't hold the problem and that
+// nothing was launched.
 using DecodeFn = int (*)(const MatmulArgs&, const Launch&);
 using DequantFn = int (*)(const DequantArgs&, const Launch&);
 

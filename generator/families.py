@@ -45,12 +45,8 @@ def cpu_variants(path: Path = ROOT / "csrc/cpu_isa.inc") -> tuple[Variant, ...]:
 
 
 def decode_variants() -> tuple[Variant, ...]:
-    """Tiles of ``decode``: tokens (x is padded to that many rows) and row tiles (16 rows of the weight) a pass."""
-    return tuple(
-        Variant(f"n{tokens}r{tiles}", f"Tile<{tokens}, {tiles}>", (("tokens", tokens), ("row_tiles", tiles)))
-        for tokens in (8, 16)
-        for tiles in (1, 2, 4)
-    )
+    """Tiles of ``decode``, by the most tokens (rows of x) that they take."""
+    return tuple(Variant(f"n{tokens}", f"Tile<{tokens}>", (("tokens", tokens),)) for tokens in (1, 2, 4, 8, 16))
 
 
 def families() -> tuple[Family, ...]:

@@ -111,7 +111,7 @@ def cuda_version(number: int) -> str:
 
 def manifest(family: str | None = None) -> list[dict]:
     """The rows of the build's manifest, one a kernel, or those of one family: ``name``, ``family``, ``variant``,
-    ``weight``, ``act``, ``library``; on the CPU also ``isa``, for decode ``tokens`` and ``row_tiles``.
+    ``weight``, ``act``, ``library``; on the CPU also ``isa``, for decode ``tokens``.
 
     Raises ExtensionError when it is missing or names other kernels than the libraries have.
     """
@@ -164,6 +164,22 @@ def force_isa(name: str) -> Iterator[None]:
         library.lowbit_set_isa(before.encode())
 
 
+@contextlib.contextmanager
+def force_cuda_kernel(name: str) -> Iterator[None]:
+    """Inside a ``with`` block, products of a kernel's types with no more rows of x than it takes use this kernel, and
+    raise RuntimeError where it can't hold them: for tests, benchmarks and selftest. It changes the whole process.
+
+    Raises SchemeError where the library has no such kernel or there is no library.
+    """
+    library = cuda()
+    if isinstance(library, str) or library.lowbit_cuda_force(name.encode()):
+        raise SchemeError(library if isinstance(library, str) else f"no CUDA kernel of this build is called {name!r}")
+    try:
+        yield
+    finally:
+        library.lowbit_cuda_force(None)
+
+
 def _open(path: Path) -> ctypes.CDLL:
     import torch
 
@@ -205,7 +221,9 @@ def _open_cuda() -> ctypes.CDLL | str:
     if not CUDA_LIBRARY.is_file():
         return f"this lowbit was built without CUDA kernels, {CUDA_LIBRARY} is missing: build it with LOWBIT_CUDA_ARCHS"
     try:
-        return _open_library(CUDA_LIBRARY, "lowbit_cuda_kernel_rows", "lowbit_cuda_archs")
+        library = _open_library(CUDA_LIBRARY, "lowbit_cuda_kernel_rows", "lowbit_cuda_archs")
+        library.lowbit_cuda_force.argtypes = [ctypes.c_char_p]
+        return library
     except (OSError, AttributeError) as error:
         return f"lowbit's CUDA library {CUDA_LIBRARY} does not load ({error}): build lowbit again"
 

@@ -22,6 +22,8 @@ FAMILY_ACTS = {
     "decode": ("float16", "bfloat16"),
     "dequant": ("float32", "float16", "bfloat16"),
 }
+#: Types of scales and zeros that the kernels of a family read, where they don't read all.
+FAMILY_SCALES = {"decode": ("float16", "bfloat16")}
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ def why_not(
         return f"scales must be one of {', '.join(SCALE_TYPES)}, got {scale_type!r}"
     if family is not None and family not in FAMILY_ACTS:
         return f"no family of kernels is called {family!r}; expected one of {', '.join(FAMILY_ACTS)}"
+    if scale_type is not None and scale_type not in FAMILY_SCALES.get(family, SCALE_TYPES):
+        return f"family {family!r} takes scales of {', '.join(FAMILY_SCALES[family])}, got {scale_type}"
     if act is not None:
         act = act_type(act)
         if family is not None and act.name not in FAMILY_ACTS[family]:

@@ -124,11 +124,11 @@ def test_copies_are_weights_of_their_own():
 
 
 def test_forced_kernel_of_this_build_only():
-    side = peers_gpu.lowbit_side.LowbitSide("int4", "float16", 32, None, "n8r9")
+    side = peers_gpu.lowbit_side.LowbitSide("int4", "float16", 32, None, "n9")
     problem = peers_gpu.Problem.make(64, 128, "cpu", lambda nbytes: 2)
-    with pytest.raises(peers_gpu.Unavailable, match="no kernel for int4, float16 and tile n8r9"):
+    with pytest.raises(peers_gpu.Unavailable, match="no kernel for int4, float16 and tile n9"):
         side.open(problem)
-    assert side.serves(8) and not side.serves(9)
+    assert side.serves(9) and not side.serves(10)
 
 
 def test_peers_without_a_quantizer_mean_what_they_say():
@@ -146,18 +146,18 @@ def test_peers_without_a_quantizer_mean_what_they_say():
 
 
 def test_table_has_a_line_a_side_and_the_worst_error():
-    rows = [fake(m=1), fake(m=8, us=12.5, err=4e-4), fake("cublas", 16, m=8, us=36.7), fake(m=1, us=9, tile="n8r4")]
+    rows = [fake(m=1), fake(m=8, us=12.5, err=4e-4), fake("cublas", 16, m=8, us=36.7), fake(m=1, us=9, tile="n8")]
     rows.append(fake("marlin", m=1, us=16, how="loop: no"))
     text = report.table(rows, (8192, 8192), "float16")
     assert "| lowbit int4 | 10.0 (1.50) | 12.5 (1.50) | 4.0e-04 |" in text
-    assert "| cublas | - | 36.7 (1.50) |" in text and "| lowbit int4 n8r4 | 9.0" in text and "16.0!" in text
+    assert "| cublas | - | 36.7 (1.50) |" in text and "| lowbit int4 n8 | 9.0" in text and "16.0!" in text
 
 
 def test_targets_stand_beside_what_was_measured():
     rows = [
         fake(us=8.9),
         fake(bits=8, us=17),
-        fake(us=5, tile="n8r4"),
+        fake(us=5, tile="n8"),
         fake("marlin", us=16),
         fake("cublas", 16, us=37),
     ]
@@ -188,7 +188,7 @@ def test_plot_of_a_result_file(tmp_path):
     import plot_matmul
 
     rows = [fake(bits=b, m=m, us=b + m) for b in (1, 4) for m in (1, 8)] + [fake("cublas", 16), fake(us=None)]
-    rows += [fake(tile="n8r1"), fake(shape=(64, 64))]
+    rows += [fake(tile="n1"), fake(shape=(64, 64))]
     path = tmp_path / "r.json"
     path.write_text(json.dumps({"date": "2026-11-21", "device": {"name": "a GPU"}, "rows": rows}))
     assert plot_matmul.main([str(path)]) == 0

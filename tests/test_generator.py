@@ -24,7 +24,7 @@ KERNEL = re.compile(
 )
 LAUNCHER = re.compile(
     r'extern "C" int (\w+)\(const lowbit::(\w+)& args, const lowbit::Launch& launch\) \{\s+'
-    r"return lowbit::(\w+)::launch<lowbit::(Int|Float)<([\d, ]+)>, (\w+)(?:, lowbit::decode::Tile<(\d+), (\d+)>)?>"
+    r"return lowbit::(\w+)::launch<lowbit::(Int|Float)<([\d, ]+)>, (\w+)(?:, lowbit::decode::Tile<(\d+)>)?>"
     r"\(args, launch, \{(\d+)\.0f, (\d+)\.0f\}\);"
 )
 BYTE_FORM = re.compile(r"ByteForm\{(\d+), (\d+)\}")
@@ -91,10 +91,9 @@ def test_every_legal_combination_is_in_manifest_registry_and_one_unit(out):
 def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
     kernels = listed(out, "cuda")
     floats = [a.name for a in ACT_TYPES if not a.on_the_fly]
-    tiles = [(tokens, row_tiles) for tokens in (8, 16) for row_tiles in (1, 2, 4)]
-    expected = {("decode", w.name, a, *t) for w in WEIGHT_TYPES for a in floats[1:] for t in tiles}
-    expected |= {("dequant", w.name, a, None, None) for w in WEIGHT_TYPES for a in floats}
-    keys = ("family", "weight", "act", "tokens", "row_tiles")
+    expected = {("decode", w.name, a, t) for w in WEIGHT_TYPES for a in floats[1:] for t in (1, 2, 4, 8, 16)}
+    expected |= {("dequant", w.name, a, None) for w in WEIGHT_TYPES for a in floats}
+    keys = ("family", "weight", "act", "tokens")
     assert {tuple(map(kernel.get, keys)) for kernel in kernels} == expected
     assert len({kernel["name"] for kernel in kernels}) == len(kernels) == len(expected)
     weights, acts = ([t.name for t in types] for types in (WEIGHT_TYPES, ACT_TYPES))
@@ -113,13 +112,13 @@ def test_what_a_launcher_says_of_a_type_gives_back_its_values(out):
     floats = {"float": "float32", "__half": "float16", "__nv_bfloat16": "bfloat16"}
     seen = []
     for unit in out.glob("*.cu"):
-        for name, args, family, kind, numbers, act, tokens, tiles, step, offset in LAUNCHER.findall(unit.read_text()):
+        for name, args, family, kind, numbers, act, tokens, step, offset in LAUNCHER.findall(unit.read_text()):
             kernel = kernels[name]
             weight, numbers = weights[kernel["weight"]], [int(n) for n in numbers.split(",")]
             seen.append(name)
             assert (family, floats[act], unit.name) == (kernel["family"], kernel["act"], kernel["unit"])
             assert args == {"decode": "MatmulArgs", "dequant": "DequantArgs"}[family]
-            assert [tokens, tiles] == [str(kernel.get(key, "")) for key in ("tokens", "row_tiles")]
+            assert tokens == str(kernel.get("tokens", ""))
             if kind == "Float":
                 assert weight.name == f"float{1 + sum(numbers)}_e{numbers[0]}m{numbers[1]}"
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
+import functools
 
 import torch
 
@@ -23,10 +23,11 @@ class LowbitSide(Side):
 
     def serves(self, m: int) -> bool:
         # Why: beyond its tokens, a forced kernel is passed over and another one would be timed under its name.
-        return self.variant is None or m <= int(self.variant[1:].split("r")[0])
+        return self.variant is None or m <= int(self.variant[1:])
 
     def open(self, problem: Problem) -> Ready:
         import lowbit
+        from lowbit import extension
 
         key = (self.dtype, self.act, self.group, self.zeros)
         if problem.kept.get("key") != key:
@@ -41,10 +42,11 @@ class LowbitSide(Side):
             problem.kept.update(key=key, weights=weights, reference=qt.dequantize(torch.float32))
         weights = problem.kept["weights"]
         kernel = self._kernel()
+        forced = contextlib.nullcontext if kernel is None else functools.partial(extension.force_cuda_kernel, kernel)
 
         def call(pw):
             def product(x):
-                with forced(kernel):
+                with forced():
                     return lowbit.matmul(x, pw)
 
             return product
@@ -63,24 +65,3 @@ class LowbitSide(Side):
             ):
                 return row["name"]
         raise Unavailable(f"this build has no kernel for {self.dtype}, {self.act} and tile {self.variant}")
-
-
-@contextlib.contextmanager
-def forced(kernel: str | None):
-    """Products inside use the decode kernel of this name, where it serves them."""
-    if kernel is None:
-        yield
-        return
-    from lowbit import extension
-
-    library = extension.cuda()
-    if isinstance(library, str):
-        raise Unavailable(library)
-    force = library.lowbit_cuda_force
-    force.argtypes, force.restype = [ctypes.c_char_p], ctypes.c_int
-    if force(kernel.encode()) != 0:
-        raise Unavailable(f"the library does not know the kernel {kernel}")
-    try:
-        yield
-    finally:
-        force(None)

@@ -96,6 +96,12 @@ void check(int cuda_error, const char* what) {
                   advice(error));
 }
 
+bool refused(int cuda_error, const char* what) {
+  if (cuda_error != cudaErrorInvalidValue) check(cuda_error, what);
+  if (cuda_error != cudaSuccess) cudaGetLastError();
+  return cuda_error != cudaSuccess;
+}
+
 DeviceScope::DeviceScope(int device) {
   int before = -1;
   check(cudaGetDevice(&before), "reading the current device");

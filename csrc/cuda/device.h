@@ -13,6 +13,8 @@ int compute_capability(int device);
 
 // Raises when a CUDA call or a launcher did not return 0; `what` names the work: "packing the weight".
 void check(int cuda_error, const char* what);
+// Whether a launcher launched nothing because its kernel can't hold the problem; raises for any other error.
+bool refused(int cuda_error, const char* what);
 
 // Makes a device current for the calling thread, until the end of the scope; free when it is current already.
 class DeviceScope {

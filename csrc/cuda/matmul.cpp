@@ -1,7 +1,8 @@
 // The ops matmul_out and dequantize_out for CUDA: tensors to checked arguments, and the kernel for them.
 //
-// Up to kDecodeTokens rows of fp16 or bf16 go to family decode; everything else to family dequant and torch's own
-// product. All of it is one op, so that a graph with a free batch size has one node.
+// A few rows of fp16 or bf16 go to family decode, to the smallest tile that holds them; everything else, and what no
+// tile holds, to family dequant and torch's own product. All of it is one op, so that a graph with a free batch size
+// has one node.
 #include "matmul.h"
 
 #include <array>
@@ -16,9 +17,7 @@
 namespace lowbit::cuda {
 namespace {
 
-constexpr int64_t kDecodeTokens = 16;
-constexpr std::array<int, 2> kTokens = {8, 16};
-constexpr std::array<int, 3> kRowTiles = {1, 2, 4};
+constexpr std::array<int, 5> kTokens = {1, 2, 4, 8, 16};  // of the tiles of decode
 
 // What lowbit_cuda_force chose: at most one of them.
 std::atomic<const DecodeRow*> forced_decode{nullptr};
@@ -28,29 +27,41 @@ Launch launch_on(int device) {
   return {device, current_stream(device), multiprocessors(device), compute_capability(device) >= 90};
 }
 
-// The decode kernel for m rows of x, or null when this build has none.
-const DecodeRow* pick_decode(const MatmulArgs& args, int weight, int act, int sms) {
-  const int64_t m = args.x.m;
-  if (m > kDecodeTokens || args.x.type == FloatType::kFloat32) return nullptr;
-  const DequantRow* expanded = forced_dequant.load(std::memory_order_relaxed);
-  if (expanded && expanded->weight == weight && expanded->act == act) return nullptr;
-  const DecodeRow* forced = forced_decode.load(std::memory_order_relaxed);
-  if (forced && forced->weight == weight && forced->act == act && m <= forced->tokens) return forced;
+bool aligned(const Input& x) {
+  return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && (x.m == 1 || x.row_stride % 8 == 0);
+}
 
-  // Why: more row tiles share what is read of x, as long as every multiprocessor still has one.
-  const int64_t tiles = (args.w.n + 15) / 16;
-  const int wanted = tiles <= sms ? 1 : tiles <= 2 * int64_t{sms} ? 2 : 4;
-  for (const int tokens : kTokens) {
-    if (m > tokens) continue;
-    if (const DecodeRow* row = find_decode(weight, act, tokens, wanted)) return row;
-    for (const int row_tiles : kRowTiles)
-      if (const DecodeRow* row = find_decode(weight, act, tokens, row_tiles)) return row;
-  }
+// The decode kernel of this build with the smallest tile for at least so many tokens, or null.
+const DecodeRow* smallest_tile(int weight, int act, int64_t least) {
+  for (const int tokens : kTokens)
+    if (tokens >= least)
+      if (const DecodeRow* row = find_decode(weight, act, tokens)) return row;
   return nullptr;
 }
 
-bool aligned(const Input& x) {
-  return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && (x.m == 1 || x.row_stride % 8 == 0);
+template <class Row>
+bool is_of(const Row* row, int weight, int act) {
+  return row && row->weight == weight && row->act == act;
+}
+
+// Runs a decode kernel, if one holds the product; else nothing was launched, and args may name a copy of x instead of
+// x.
+bool run_decode(MatmulArgs& args, int weight, int act, const Launch& launch, const Tensor& x,
+                std::optional<Tensor>& copy) {
+  if (is_of(forced_dequant.load(std::memory_order_relaxed), weight, act)) return false;
+  const DecodeRow* forced = forced_decode.load(std::memory_order_relaxed);
+  if (!is_of(forced, weight, act) || args.x.m > forced->tokens) forced = nullptr;
+  if (!forced && args.w.scale_type == ScaleType::kFloat32) return false;
+
+  const DecodeRow* row = forced ? forced : smallest_tile(weight, act, args.x.m);
+  if (row && !aligned(args.x)) copy = align_rows(args.x, args.w.k, launch.device, x);
+  // Why a larger tile may hold what a smaller one does not: it keeps less of the weight in flight.
+  for (; row; row = smallest_tile(weight, act, row->tokens + 1)) {
+    if (!refused(row->run(args, launch), row->name)) return true;
+    STD_TORCH_CHECK(!forced, row->name, " was forced and can't hold a product with M ", args.x.m, ", N ", args.w.n,
+                    ", K ", args.w.k, ": x must fit into shared memory, and scales must have 16 bits");
+  }
+  return false;
 }
 
 const DequantRow& dequant_kernel(int64_t weight, FloatType type) {
@@ -86,12 +97,8 @@ void matmul_out(const Tensor& x, const Tensor& codes, const Tensor& scales, cons
 
   const DeviceScope scope(device);
   const Launch launch = launch_on(device);
-  if (const DecodeRow* row = pick_decode(args, static_cast<int>(weight), static_cast<int>(act), launch.sms)) {
-    std::optional<Tensor> copy;
-    if (!aligned(args.x)) copy = align_rows(args.x, k, device, x);
-    check(row->run(args, launch), row->name);
-    return;
-  }
+  std::optional<Tensor> copy;
+  if (run_decode(args, static_cast<int>(weight), static_cast<int>(act), launch, x, copy)) return;
   multiply_expanded(args, dequant_kernel(weight, args.x.type), launch, out, bias);
 }
 
@@ -119,11 +126,10 @@ int lowbit_cuda_force(const char* name) {
     for (int act = 0; act < lowbit::kActTypes; ++act) {
       const DequantRow* row = find_dequant(weight, act);
       if (row && std::string_view(row->name) == name) dequant = row;
-      for (const int tokens : kTokens)
-        for (const int row_tiles : kRowTiles) {
-          const DecodeRow* found = find_decode(weight, act, tokens, row_tiles);
-          if (found && std::string_view(found->name) == name) decode = found;
-        }
+      for (const int tokens : kTokens) {
+        const DecodeRow* found = find_decode(weight, act, tokens);
+        if (found && std::string_view(found->name) == name) decode = found;
+      }
     }
   if (name && !decode && !dequant) return 1;
   forced_decode = decode;

@@ -7,8 +7,7 @@
 
 #include "types.inc"
 
-#define LOWBIT_DECODE(name, weight, act, tokens, row_tiles) \
-  extern "C" int name(const lowbit::MatmulArgs&, const lowbit::Launch&);
+#define LOWBIT_DECODE(name, weight, act, tokens) extern "C" int name(const lowbit::MatmulArgs&, const lowbit::Launch&);
 #define LOWBIT_DEQUANT(name, weight, act) extern "C" int name(const lowbit::DequantArgs&, const lowbit::Launch&);
 #include "cuda_registry.inc"
 #undef LOWBIT_DECODE
@@ -20,7 +19,7 @@ namespace {
 // Why vectors: a build may have no kernel of a family, and an array may not be empty.
 const std::vector<DecodeRow>& decode_rows() {
   static const std::vector<DecodeRow> rows = {
-#define LOWBIT_DECODE(name, weight, act, tokens, row_tiles) {#name, weight, act, tokens, row_tiles, &::name},
+#define LOWBIT_DECODE(name, weight, act, tokens) {#name, weight, act, tokens, &::name},
 #define LOWBIT_DEQUANT(name, weight, act)
 #include "cuda_registry.inc"
 #undef LOWBIT_DECODE
@@ -31,7 +30,7 @@ const std::vector<DecodeRow>& decode_rows() {
 
 const std::vector<DequantRow>& dequant_rows() {
   static const std::vector<DequantRow> rows = {
-#define LOWBIT_DECODE(name, weight, act, tokens, row_tiles)
+#define LOWBIT_DECODE(name, weight, act, tokens)
 #define LOWBIT_DEQUANT(name, weight, act) {#name, weight, act, &::name},
 #include "cuda_registry.inc"
 #undef LOWBIT_DECODE
@@ -55,11 +54,11 @@ bool in_range(int weight, int act) { return weight >= 0 && weight < kWeightTypes
 
 }  // namespace
 
-const DecodeRow* find_decode(int weight, int act, int tokens, int row_tiles) {
+const DecodeRow* find_decode(int weight, int act, int tokens) {
   static const auto* table = make_table(decode_rows());
   if (!in_range(weight, act)) return nullptr;
   for (const DecodeRow* row : (*table)[weight][act])
-    if (row->tokens == tokens && row->row_tiles == row_tiles) return row;
+    if (row->tokens == tokens) return row;
   return nullptr;
 }
 

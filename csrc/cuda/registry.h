@@ -8,8 +8,7 @@ namespace lowbit::cuda {
 struct DecodeRow {
   const char* name;
   int weight, act;
-  int tokens;     // x may have that many rows
-  int row_tiles;  // 16-row tiles of the weight that a warp takes a pass
+  int tokens;  // x may have that many rows
   DecodeFn run;
 };
 
@@ -20,7 +19,7 @@ struct DequantRow {
 };
 
 // Null when this build has no such kernel, or when an index is out of range. Table look-ups.
-const DecodeRow* find_decode(int weight, int act, int tokens, int row_tiles);
+const DecodeRow* find_decode(int weight, int act, int tokens);
 const DequantRow* find_dequant(int weight, int act);
 
 }  // namespace lowbit::cuda

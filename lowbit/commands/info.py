@@ -11,6 +11,7 @@ import torch
 from .. import __version__, env, extension
 from ..dtypes import ACT_TYPES
 from ..errors import DtypeError, ExtensionError
+from ..scheme import Scheme, why_not
 
 
 class Info(dict):
@@ -68,9 +69,14 @@ def _cuda() -> str:
     return facts
 
 
-def _cuda_kernels(weight: str, act: str) -> str | None:
-    """The kernels for a pair of types, as ``decode up to 16 rows of x, dequant``."""
-    found = [row for row in extension.manifest() if (row["weight"], row["act"]) == (weight, act)]
+def _cuda_kernels(scheme: Scheme, act: str) -> str | None:
+    """The kernels for a weight and a type of x, as ``decode up to 16 rows of x, dequant``."""
+    found = [
+        row
+        for row in extension.manifest()
+        if (row["weight"], row["act"]) == (scheme.weight.name, act)
+        and why_not(scheme.weight, act, family=row["family"], scale_type=scheme.scale_type) is None
+    ]
     tokens = [row["tokens"] for row in found if row["family"] == "decode"]
     parts = [f"decode up to {max(tokens)} rows of x"] if tokens else []
     return ", ".join(parts + ["dequant" for row in found if row["family"] == "dequant"])
@@ -84,8 +90,8 @@ def _of_weight(pw) -> dict[str, str]:
     facts = {"weight": repr(pw), "bits per weight": f"{8 * pw.nbytes / (pw.shape[0] * pw.shape[1]):.2f}"}
     for act in ACT_TYPES:
         wanted = f"act={act.name!r}" if act.on_the_fly else f"x {act.name}"
-        find = extension.kernel_name if pw.layout == "cpu" else _cuda_kernels
-        kernel = find(pw.dtype.name, act.name)
+        on_cpu = pw.layout == "cpu"
+        kernel = extension.kernel_name(pw.dtype.name, act.name) if on_cpu else _cuda_kernels(pw.scheme, act.name)
         facts[f"kernel for {wanted}"] = kernel or "none in this build"
     return facts
 

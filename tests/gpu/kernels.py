@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import re
-from collections.abc import Iterator
 
 import pytest
 import torch
 
+import lowbit
 from lowbit import extension
 
 BUILT = extension.CUDA_LIBRARY.is_file()
 needs_kernels = pytest.mark.skipif(not BUILT, reason="this build of lowbit has no CUDA kernels")
 
-#: The variants of the family decode: tokens a tile (n), row tiles a pass (r).
-TILES = ("n8r1", "n8r2", "n8r4", "n16r1", "n16r2", "n16r4")
+#: The variants of the family decode, by the most tokens that they take.
+TILES = ("n1", "n2", "n4", "n8", "n16")
+#: Bytes of x that a block can hold at least, whatever else its kernel keeps in shared memory.
+ROOM_FOR_X = 30 * 1024
 
 
 def decode_rows() -> list[dict]:
@@ -25,31 +25,39 @@ def decode_rows() -> list[dict]:
 
 
 def tile(name: str) -> str:
-    """``n8r4`` of a kernel such as ``w4a16_decode_n8r4``."""
+    """``n8`` of a kernel such as ``w4a16_decode_n8``."""
     return name.rpartition("_")[2]
 
 
 def tokens(name: str) -> int:
     """The most rows of x that a kernel takes."""
-    return int(re.fullmatch(r"n(\d+)r\d+", tile(name)).group(1))
+    return int(tile(name).removeprefix("n"))
 
 
-@contextlib.contextmanager
-def forced(name: str | None) -> Iterator[None]:
+def forced(name: str | None) -> contextlib.AbstractContextManager:
     """Products of the ``with`` block use the decode kernel of this name; None leaves the choice to the library.
 
-    A product that the kernel does not serve (another weight type, more rows of x) is not affected.
+    A product of another weight type, or with more rows of x, is not affected.
     """
-    library = extension.cuda()
-    assert not isinstance(library, str), library
-    force = library.lowbit_cuda_force
-    force.argtypes, force.restype = [ctypes.c_char_p], ctypes.c_int
-    if name is not None:
-        assert force(name.encode()) == 0, f"lowbit_cuda_force knows no kernel called {name}"
+    return contextlib.nullcontext() if name is None else extension.force_cuda_kernel(name)
+
+
+def may_refuse(m: int, k: int) -> bool:
+    """Whether x [m, k] is so long that a kernel may refuse it: blocks that share it hold more than ROOM_FOR_X each."""
+    blocks = 8 if torch.cuda.get_device_capability() >= (9, 0) else 1
+    steps = -(-k // 128)
+    return -(-steps // blocks) * m * 256 > ROOM_FOR_X
+
+
+def product_by(name: str, x: torch.Tensor, pw, bias=None, **options) -> torch.Tensor | None:
+    """The product by one kernel; None where it refuses an x that it may refuse. Any other refusal raises."""
     try:
-        yield
-    finally:
-        force(None)
+        with forced(name):
+            return lowbit.matmul(x, pw, bias, **options)
+    except RuntimeError as error:
+        if f"{name} was forced and can't hold" in str(error) and may_refuse(*x.shape):
+            return None
+        raise
 
 
 def kernels_launched(call) -> list[str]:

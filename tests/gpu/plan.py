@@ -1,8 +1,8 @@
 """Which weights and how many tokens each decode kernel is tried with: pseudo-random, always the same, all covered.
 
-A weight type has 54 ways to be grouped (6 group sizes x 3 zero kinds x 3 types of scales). Each gets one of the shapes,
-dealt out anew for every type, and the kernels of the type share the 54 among them, in another way for every type: over
-all types each tile meets every way and every shape. tests/test_gpu_plan.py counts it.
+A weight type has 36 ways to be grouped (6 group sizes x 3 zero kinds x 2 types of scales). Each is tried with two of
+the shapes, dealt out anew for every type, and the kernels of the type share the 72 among them, in another way for every
+type: over all types each tile meets every way and every shape. tests/test_gpu_plan.py counts it.
 """
 
 from __future__ import annotations
@@ -12,26 +12,28 @@ from dataclasses import dataclass
 from itertools import product
 
 from lowbit.dtypes import weight_id, weight_type
-from lowbit.scheme import GROUP_SIZES, SCALE_TYPES, WHOLE_ROW, ZERO_KINDS
+from lowbit.scheme import FAMILY_SCALES, GROUP_SIZES, WHOLE_ROW, ZERO_KINDS
 
 from .kernels import tokens
 
-#: N x K: one row, ragged rows, less than a tile of k, K that no group divides, odd K, many tiles of either.
+#: N x K: one row, ragged rows, less than a tile of k, K that no group divides, odd K, many tiles of either. 16 rows of
+#: x fit into shared memory where blocks share them; those of LONG may not.
 SHAPES = (
     (1, 16),
-    (1, 8200),
+    (1, 6152),
     (17, 16),
     (17, 1000),
     (64, 256),
-    (200, 8200),
+    (200, 6152),
     (33, 203),
     (130, 4096),
     (2064, 2048),
     (4112, 1088),
-    (264, 28672),
+    (264, 7168),
     (20000, 256),
 )
-WAYS = tuple(product((*GROUP_SIZES, WHOLE_ROW), ZERO_KINDS, SCALE_TYPES))
+LONG = (48, 28672)
+WAYS = tuple(product((*GROUP_SIZES, WHOLE_ROW), ZERO_KINDS, FAMILY_SCALES["decode"]))
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,9 @@ def cases(rows: list[dict]) -> dict[str, list[Case]]:
     for row in rows:
         by_weight.setdefault(row["weight"], []).append(row["name"])
     for weight, names in by_weight.items():
-        turn, shapes = weight_id(weight_type(weight)), (SHAPES * len(WAYS))[: len(WAYS)]
-        shapes = random.Random(weight).sample(shapes, len(WAYS))
-        for i, way in enumerate(WAYS):
+        turn, ways = weight_id(weight_type(weight)), WAYS * 2
+        shapes = random.Random(weight).sample((SHAPES * len(ways))[: len(ways)], len(ways))
+        for i, way in enumerate(ways):
             name = names[(i + turn) % len(names)]
             most, before = tokens(name), len(found.get(name, ()))
             ms = {1 + (7 * turn + 3 * before) % most, most} | ({1} if before % 2 else set())
