@@ -12,6 +12,7 @@ import lowbit
 from lowbit import extension
 from lowbit.cli import COMMANDS, main
 from lowbit.commands import selftest as module
+from lowbit.commands import selftest_cuda
 
 ROOT = Path(lowbit.__file__).parents[1]
 
@@ -104,3 +105,23 @@ def test_selftest_finds_a_kernel_that_is_wrong(monkeypatch, capsys):
     assert "3 kernels right, 1 wrong" in seen.err and "w2a8_cpu_scalar: expected an error of at most" in seen.err
     monkeypatch.setattr(module, "matmul", lambda x, pw, bias, act: right(x, pw, bias, act=act) * float("nan"))
     assert not lowbit.selftest("w2a32_cpu_scalar")
+
+
+def test_selftest_says_why_no_cuda_kernel_was_tried(monkeypatch):
+    row = {"name": "w4a16_decode_n1", "family": "decode", "weight": "int4", "act": "float16", "tokens": 1}
+    scalar = [row for row in extension.manifest("cpu") if row["name"] == "w4a32_cpu_scalar"]
+    monkeypatch.setattr(extension, "manifest", lambda family=None: [row, *scalar])
+    monkeypatch.setattr(extension, "_cuda", "torch sees no CUDA device")
+    summary = lowbit.selftest("w4a*")
+    assert summary and summary.passed == 1
+    assert str(summary).splitlines()[1] == "no CUDA kernel was tried: torch sees no CUDA device"
+    assert "CUDA" not in str(lowbit.selftest("*_cpu_*"))
+
+
+def test_selftest_counts_cuda_kernels_right_and_wrong(monkeypatch):
+    rows = [{"name": f"w4a16_decode_n{n}", "family": "decode", "weight": "int4", "act": "float16"} for n in (1, 2)]
+    monkeypatch.setattr(extension, "manifest", lambda family=None: rows)
+    monkeypatch.setattr(selftest_cuda, "why_not_here", lambda: None)
+    monkeypatch.setattr(selftest_cuda, "check", lambda rows: zip(rows, (None, "got 2"), strict=True))
+    summary = lowbit.selftest()
+    assert (summary.passed, summary.failures, summary.without_cuda) == (1, ["w4a16_decode_n2: got 2"], "")

@@ -1,4 +1,4 @@
-"""`lowbit selftest`: every kernel of the installation that this CPU can run, against the reference."""
+"""`lowbit selftest`: every kernel of the installation that this machine can run, against the reference."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import argparse
 import fnmatch
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 
@@ -27,10 +29,12 @@ _ROWS = (1, 19)
 
 @dataclass
 class Summary:
-    """What a selftest found: kernels that ran, kernels this CPU cannot run, and a sentence for each failure."""
+    """What a selftest found: kernels that ran, kernels this CPU cannot run, why those of CUDA did not run, and a
+    sentence for each failure."""
 
     passed: int = 0
     not_usable: int = 0
+    without_cuda: str = ""
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
 
@@ -41,34 +45,39 @@ class Summary:
         lines = [f"{self.passed} kernels right, {len(self.failures)} wrong, in {self.seconds:.0f} s"]
         if self.not_usable:
             lines[0] += f" ({self.not_usable} kernels need another CPU)"
+        if self.without_cuda:
+            lines.append(f"no CUDA kernel was tried: {self.without_cuda}")
         return "\n".join(lines + self.failures)
 
 
 def selftest(only: str = "*", *, progress: Progress | None = None) -> Summary:
     """Run every kernel whose name matches ``only`` (a glob such as ``"w3*_avx2"``) on small products with ragged
-    sizes, 1 and several rows, both group kinds and a bias, and compare with lowbit.reference.
+    sizes, 1 and several rows, both group kinds and a bias, and compare with lowbit.reference: the CPU's, and those of
+    CUDA on the current device, if it can run them.
 
-    The summary is true when all agree. It changes the instruction set of the process while it runs. Raises
+    The summary is true when all agree. It changes the choice of kernels of the process while it runs. Raises
     SchemeError when no kernel matches, ExtensionError when the library does not load.
     """
+    from . import selftest_cuda
+
     began, summary = time.monotonic(), Summary()
     usable = extension.isas()
-    rows = [row for row in extension.manifest("cpu") if fnmatch.fnmatchcase(row["name"], only)]
+    rows = [row for row in extension.manifest() if fnmatch.fnmatchcase(row["name"], only)]
     if not rows:
         raise SchemeError(f"no kernel's name matches {only!r}; a name looks like w4a32_cpu_avx2")
-    runnable = [row for row in rows if row["isa"] in usable]
-    summary.not_usable = len(rows) - len(runnable)
     # Why sorted: one weight and its references serve all kernels of a type.
-    runnable.sort(key=lambda row: (row["weight"], row["act"], row["isa"]))
-    cases: dict[tuple, list] = {}
-    with progress or Progress(len(runnable)) as bar:
-        bar.total = len(runnable)
+    rows.sort(key=lambda row: (row["weight"], row["act"], row["name"]))
+    on_cpu = [row for row in rows if row["family"] == "cpu"]
+    on_cuda = [row for row in rows if row["family"] != "cpu"]
+    summary.not_usable = sum(row["isa"] not in usable for row in on_cpu)
+    on_cpu = [row for row in on_cpu if row["isa"] in usable]
+    if on_cuda or only == "*":
+        summary.without_cuda = selftest_cuda.why_not_here() or ""
+    on_cuda = [] if summary.without_cuda else on_cuda
+    with progress or Progress(len(on_cpu) + len(on_cuda)) as bar:
+        bar.total = len(on_cpu) + len(on_cuda)
         bar.start("kernels against the reference")
-        for row in runnable:
-            key = (row["weight"], row["act"])
-            if key not in cases:
-                cases = {key: _cases(*key)}
-            reason = _run(row, cases[key])
+        for row, reason in chain(_check(on_cpu), selftest_cuda.check(on_cuda)):
             if reason:
                 summary.failures.append(f"{row['name']}: {reason}")
             else:
@@ -76,6 +85,16 @@ def selftest(only: str = "*", *, progress: Progress | None = None) -> Summary:
             bar.step()
     summary.seconds = time.monotonic() - began
     return summary
+
+
+def _check(rows: list[dict]) -> Iterator[tuple[dict, str | None]]:
+    """Each row of the manifest, and what is wrong with its kernel, or None."""
+    key, cases = None, []
+    for row in rows:
+        if key != (row["weight"], row["act"]):
+            key = row["weight"], row["act"]
+            cases = _cases(*key)
+        yield row, _run(row, cases)
 
 
 def _cases(weight: str, act: str) -> list[tuple]:
@@ -113,17 +132,24 @@ def _run(row: dict, cases: list[tuple]) -> str | None:
     """What is wrong with a kernel, or None."""
     with extension.force_isa(row["isa"]):
         for x, pw, bias, act, expected in cases:
-            y = matmul(x, pw, bias, act=act)
-            error = ((y.double() - expected).norm() / expected.norm()).item()
-            allowed = TOLERANCE[str(x.dtype).removeprefix("torch.")]
-            if not error <= allowed:  # NaN is wrong too
-                return f"expected an error of at most {allowed:.0e}, got {error:.1e} for x {tuple(x.shape)} and {pw}"
+            reason = why_wrong(matmul(x, pw, bias, act=act), expected)
+            if reason:
+                return f"{reason} for x {tuple(x.shape)} and {pw}"
     return None
+
+
+def why_wrong(y: torch.Tensor, expected: torch.Tensor) -> str | None:
+    """The error of y beside what is expected (float64), when it is more than y's type allows."""
+    error = ((y.double().cpu() - expected).norm() / expected.norm()).item()
+    allowed = TOLERANCE[str(y.dtype).removeprefix("torch.")]
+    return None if error <= allowed else f"expected an error of at most {allowed:.0e}, got {error:.1e}"  # NaN is wrong
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `lowbit selftest`."""
-    parser.description = "Runs every kernel that this CPU can run on small products and compares with a slow reference."
+    parser.description = (
+        "Runs every kernel that this machine can run on small products and compares with a slow reference."
+    )
     parser.add_argument("--only", default="*", metavar="GLOB", help="kernels whose name matches, such as 'w3*_avx2'")
 
 

@@ -1,0 +1,86 @@
+"""The CUDA half of `lowbit selftest`: every kernel of family decode and dequant on the user's GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from .. import extension, reference
+from ..dtypes import weight_type
+from ..ops.launch import matmul
+from ..pack import PackedWeight, pack_weight
+from .selftest import random_weight, why_wrong
+
+# No tile divides them: several steps of K, the last one short, more row tiles than a block has warps.
+_N, _K = 203, 1099
+_TOKENS = 16  # the most of family decode
+
+
+@dataclass
+class _Case:
+    """A weight on the GPU, what it means in float64, x, bias and their product."""
+
+    pw: PackedWeight
+    exact: torch.Tensor
+    x: torch.Tensor
+    bias: torch.Tensor
+    y: torch.Tensor
+
+
+def why_not_here() -> str | None:
+    """Why no CUDA kernel can run on the current device, or None."""
+    library = extension.cuda()
+    return library if isinstance(library, str) else extension.why_no_cuda(torch.cuda.current_device())
+
+
+def check(rows: list[dict]) -> Iterator[tuple[dict, str | None]]:
+    """Each row of the manifest, and what is wrong with its kernel on the current device, or None.
+
+    Rows of one pair of types must be neighbours: they share weights and products.
+    """
+    key, cases = None, []
+    for row in rows:
+        try:
+            if key != (row["weight"], row["act"]):
+                cases = list(_cases(row["weight"], row["act"]))
+                key = row["weight"], row["act"]
+            found = (_decode if row["family"] == "decode" else _dequant)(row, cases)
+        except RuntimeError as error:  # a launch that fails
+            found = str(error).splitlines()[0]
+        yield row, found
+
+
+def _cases(weight: str, act: str) -> Iterator[_Case]:
+    """Fine groups and a whole row, with every kind of zero that the type has."""
+    generator = torch.Generator().manual_seed(1)
+    wtype = weight_type(weight)
+    kinds = ("zero", "min") if wtype.kind == "uint" else ("none", "none")
+    for group_size, kind, scale_type in ((32, kinds[0], torch.float16), (128, kinds[1], torch.bfloat16)):
+        qt = random_weight(wtype, (_N, _K), group_size, kind, scale_type, generator)
+        x = torch.randn(_TOKENS, _K, generator=generator).to(getattr(torch, act))
+        bias = torch.randn(_N, generator=generator)
+        y = reference.matmul(x, qt, bias)
+        yield _Case(pack_weight(qt, "cuda"), reference.dequantize(qt), x.cuda(), bias.cuda(), y)
+
+
+def _decode(row: dict, cases: list[_Case]) -> str | None:
+    with extension.force_cuda_kernel(row["name"]):
+        for case in cases:
+            for m in sorted({1, row["tokens"]}):
+                reason = why_wrong(matmul(case.x[:m], case.pw, case.bias), case.y[:m])
+                if reason:
+                    return f"{reason} for x {tuple(case.x[:m].shape)} and {case.pw}"
+    return None
+
+
+def _dequant(row: dict, cases: list[_Case]) -> str | None:
+    # Why not by a product: torch multiplies what this kernel expands, by torch's settings.
+    for case in cases:
+        pw, out = case.pw, torch.empty(case.pw.shape, dtype=case.x.dtype, device="cuda")
+        torch.ops.lowbit.dequantize_out(pw.codes, pw.scales, pw.zeros, *pw.numbers, 0, out)
+        reason = why_wrong(out, case.exact)
+        if reason:
+            return f"{reason} for the values of {pw}"
+    return None
