@@ -11,7 +11,7 @@ from lowbit.errors import SchemeError
 from lowbit.scheme import why_not
 
 from .families import Family, Variant, families
-from .naming import row_name, unit_name
+from .naming import row_name, unit_name, unit_tag
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Row:
     @property
     def unit(self) -> str:
         """The file that this kernel is instantiated in: few enough to link, many enough to compile side by side."""
-        return unit_name(self.family, self.variant, self.weight.bits, self.act)
+        part = unit_tag(self.weight) if self.family.unit_per_type else self.weight.bits
+        return unit_name(self.family, self.variant, part, self.act)
 
     @property
     def affine(self) -> tuple[int, int]:

@@ -33,6 +33,7 @@ class Family:
     args: str  # the struct of args.h that its kernels take
     template: tuple[str, ...]  # headers of a unit of kernels, in order; the last one has the algorithm
     shared: tuple[str, ...] = ()  # headers of the unit that holds what all kernels of a variant call
+    unit_per_type: bool = False  # a unit holds one C++ type of weights, not one width: for kernels slow to compile
 
     @property
     def library(self) -> str:
@@ -61,6 +62,6 @@ def families() -> tuple[Family, ...]:
             template=(simd, "templates/cpu/dequant.h", "templates/cpu/gemm.h"),
             shared=(simd, "templates/cpu/product.h"),
         ),
-        Family("decode", "cuda", decode_variants(), "MatmulArgs", ("templates/decode.cuh",)),
+        Family("decode", "cuda", decode_variants(), "MatmulArgs", ("templates/decode.cuh",), unit_per_type=True),
         Family("dequant", "cuda", (Variant("rows"),), "DequantArgs", ("templates/dequant_weight.cuh",)),
     )

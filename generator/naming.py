@@ -22,8 +22,13 @@ def row_name(weight: WeightType, act: ActType, family: str, variant: str) -> str
     return f"{weight_tag(weight)}{act.tag}_{family}_{variant}"
 
 
+def unit_tag(weight: WeightType) -> str:
+    """Tells C++ types apart: int4 and uint4 -> 4, float4_e2m1 -> 4e2m1."""
+    return weight_tag(weight).lstrip("wuf")
+
+
 def unit_name(family: Family, variant: Variant, part: int | str, act: ActType | None = None) -> str:
-    """The file of a unit; ``part`` is its width in bits, or ``product`` for what its kernels share.
+    """The file of a unit; ``part`` is its width in bits, a unit_tag, or ``product`` for what its kernels share.
 
     On a CPU one file per variant, because each has its own compiler target; on CUDA one per activation type.
     """

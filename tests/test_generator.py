@@ -103,7 +103,11 @@ def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
         numbers += [kernel[key] for key in keys[3:] if key in kernel]
         lines.append(f"LOWBIT_{kernel['family'].upper()}({kernel['name']}, {', '.join(map(str, numbers))})")
     assert (out / "cuda_registry.inc").read_text().splitlines()[1:] == lines
-    assert len({kernel["unit"] for kernel in kernels}) == 8 * 2 + 8 * 3  # one per family, width and type of x
+    units = {kernel["name"]: kernel["unit"] for kernel in kernels}
+    assert (
+        len(set(units.values())) == 18 * 2 + 8 * 3
+    )  # per type of x: one per C++ type for decode, per width for dequant
+    assert units["w4a16_decode_n1"] == units["wu4a16_decode_n16"] != units["wf4e2m1a16_decode_n1"]
 
 
 def test_what_a_launcher_says_of_a_type_gives_back_its_values(out):
