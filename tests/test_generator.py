@@ -104,9 +104,8 @@ def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
         lines.append(f"LOWBIT_{kernel['family'].upper()}({kernel['name']}, {', '.join(map(str, numbers))})")
     assert (out / "cuda_registry.inc").read_text().splitlines()[1:] == lines
     units = {kernel["name"]: kernel["unit"] for kernel in kernels}
-    assert (
-        len(set(units.values())) == 18 * 2 + 8 * 3
-    )  # per type of x: one per C++ type for decode, per width for dequant
+    # For each type of x: a unit per C++ type for decode, one per width for dequant.
+    assert len(set(units.values())) == 18 * 2 + 8 * 3
     assert units["w4a16_decode_n1"] == units["wu4a16_decode_n16"] != units["wf4e2m1a16_decode_n1"]
 
 
