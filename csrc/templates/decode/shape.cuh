@@ -1,0 +1,109 @@
+// How family decode spreads its work, and where things lie in shared memory. The picture is in decode.cuh.
+#pragma once
+#include <cstdint>
+
+#include "../../args.h"
+#include "../layout.cuh"
+
+namespace lowbit::decode {
+
+using layout::kStepK;  // 128 k: whole tiles of every plane
+
+// Tokens: 1, 2, 4, 8 or 16, the most a kernel takes.
+template <int Tokens>
+struct Tile {
+  static constexpr int kTokens = Tokens;
+  static constexpr int kColumns = (Tokens + 7) / 8;            // tiles of 8 tokens
+  static constexpr int kPhases = Tokens < 8 ? 8 / Tokens : 1;  // steps side by side in the columns
+  // Why not 16 warps: 64 registers a thread are too few.
+  static constexpr int kWarps = 8, kThreads = 32 * kWarps;
+  // Why: two launches must fit on a multiprocessor, or the next one can't start early.
+  static constexpr int kSharedBytes = 112 * 1024, kRegisters = 32 * 1024;
+  static constexpr int kRingBytes = (Tokens <= 2 ? 76 : Tokens == 4 ? 60 : 44) * 1024 / kWarps;  // of a warp
+};
+
+// K or tiles cut into parts that differ by one at most: part i starts at i * each + min(i, more).
+struct Cut {
+  int each, more;
+  __device__ __forceinline__ int operator()(int i) const { return i * each + min(i, more); }
+};
+
+// Everything a kernel is told; sizes are those of the unpadded problem unless they say otherwise.
+struct Problem {
+  const uint8_t *codes, *scales, *zeros;
+  const uint8_t* x;
+  void* y;
+  const void* bias;
+  int64_t x_stride, y_stride;  // elements
+  int64_t plane_stride;        // bytes of one bit of every code: padded rows * padded k / 8
+  int n, k, m, columns;        // columns: padded k
+  int tiles, steps, groups;    // row tiles; steps of 128 k; groups of a row
+  int group_shift;             // k >> group_shift is a group; 31: one group
+  int cluster_shift;           // log2 of the blocks of a cluster
+  int warps_k_shift;           // log2 of the warps of a block that split K
+  Cut slices, row_groups;      // of steps, of tiles
+  int grid;                    // blocks
+  int most_tiles;              // of a row group
+  int pass_tiles;              // tiles of a row group whose sums meet at once
+  int x_bytes, ones_bytes;     // of a block's x, of its sums
+  int meeting_bytes;           // of a pass
+  float step, zero_base;       // value = step * (code - zero_base)
+  float zero_factor;           // 1 / step
+  bool bf16_scales;
+  ZeroKind zero_kind;
+  FloatType bias_type;
+};
+
+constexpr int kRowBytes = 256 + 16;  // of a token at one step; 16 more, so that 8 rows of ldmatrix meet no bank twice
+
+// What goes into a ring: stages of kSteps steps of a row tile (tiles of every plane), and scales, then zeros, of
+// chunks.
+template <class Weight, class Tile, bool Fine, bool Zeros>
+struct Ring {
+  static constexpr int kBits = Weight::kBits;
+  static constexpr int kSteps = Fine ? 1 : kBits == 1 ? 8 : kBits == 2 ? 4 : kBits <= 4 ? 2 : 1;
+  static_assert(kSteps <= 8);
+  static constexpr int kChunk = Fine ? 2 : 8;  // steps whose scales come together, with the first stage
+  static constexpr int kStageBytes = 2 * kStepK * kBits * kSteps;
+  static constexpr int kGroupBytes = 32 * kChunk * (Fine ? 8 : 1);
+  static constexpr int kScaleBytes = kGroupBytes * (Zeros ? 2 : 1);
+  static constexpr int kFit = (Tile::kRingBytes - kScaleBytes) / (kStageBytes + kScaleBytes);
+  static constexpr int kDepth = kFit < 2 ? 2 : kFit > 8 ? 8 : kFit;  // stages
+  // Why one more: a chunk may be one stage, and its scales are read after its codes.
+  static constexpr int kScaleSlots = kDepth + 1;
+  static constexpr int kBytes = kDepth * kStageBytes + kScaleSlots * kScaleBytes;
+};
+
+// Where things lie in shared memory.
+template <class Weight, class Tile, bool Fine, bool Zeros>
+struct Map {
+  using Ring = decode::Ring<Weight, Tile, Fine, Zeros>;
+  static constexpr int kZeros = 0;  // 256 bytes of 0, which columns without x read
+  static constexpr int kRings = 256;
+  static constexpr int kX = kRings + Tile::kWarps * Ring::kBytes;  // then sums of x, then sums that meet
+};
+
+// Where a warp stands: its slice of K, and the tiles of its row group.
+struct Position {
+  const Problem& p;
+  const int lane, warp, rank;  // rank: of the block in its cluster
+  int slice, first_row_group;  // first_row_group: of the block
+  int first_step, end_step, first_tile, end_tile;
+
+  __device__ Position(const Problem& problem, int warps)
+      : p(problem),
+        lane(threadIdx.x % 32),
+        warp(threadIdx.x / 32),
+        rank(blockIdx.x & ((1 << p.cluster_shift) - 1)),
+        slice((rank << p.warps_k_shift) + (warp & ((1 << p.warps_k_shift) - 1))),
+        first_row_group((blockIdx.x >> p.cluster_shift) * (warps >> p.warps_k_shift)) {
+    const int row_group = first_row_group + (warp >> p.warps_k_shift);
+    first_step = p.slices(slice), end_step = p.slices(slice + 1);
+    first_tile = p.row_groups(row_group), end_tile = p.row_groups(row_group + 1);
+  }
+
+  // The first step of the block of a rank.
+  __device__ __forceinline__ int block_step(int rank) const { return p.slices(rank << p.warps_k_shift); }
+};
+
+}  // namespace lowbit::decode

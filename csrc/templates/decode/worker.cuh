@@ -1,0 +1,288 @@
+// What one warp does with its slice of a row tile: codes to products, sums of groups to scaled sums.
+#pragma once
+#include <cstdint>
+
+#include "../dequant/float.cuh"
+#include "../dequant/int.cuh"
+#include "../ptx/async.cuh"
+#include "../ptx/mma.cuh"
+#include "feed.cuh"
+#include "shape.cuh"
+
+namespace lowbit::decode {
+
+// Scales or zeros of rows g and g + 8 as floats, from their word.
+__device__ __forceinline__ float2 unpack_pair(uint32_t pair, bool bf16) {
+  const float2 half = __half22float2(reinterpret_cast<const __half2&>(pair));
+  return {bf16 ? __uint_as_float(pair << 16) : half.x, bf16 ? __uint_as_float(pair & 0xFFFF0000u) : half.y};
+}
+
+template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+struct Worker {
+  using Decoder = lowbit::Decoder<Weight, Act>;
+  using Words = typename Decoder::Words;
+  using Feed = decode::Feed<Weight, Tile, Fine, Zeros>;
+  using Ring = decode::Ring<Weight, Tile, Fine, Zeros>;
+  static constexpr int kBits = Weight::kBits, kColumns = Tile::kColumns, kTokens = Tile::kTokens;
+  static constexpr int kPhases = Fine ? 1 : Tile::kPhases;
+  // Fragments go to classes in turn. Why more than a decoder asks for: the products of one sum wait for each other.
+  static constexpr int kClasses = 2;
+  static constexpr bool kOnes = Decoder::kSubtractOffset || Zeros;  // sums of x are needed
+  using Sum = float[kColumns][4];
+  using XFragments = uint32_t[4][kColumns][4];  // 32 k each
+
+  const Position& at;
+  const Problem& p;
+  const uint32_t zeros, x, ones;  // in shared memory: bytes of 0, x, sums of x
+  const Decoder decoder;
+  Sum sums[kClasses], total;  // of a group; of the tile, scaled
+
+  __device__ Worker(const Position& position, uint32_t zeros_at, uint32_t x_at, uint32_t ones_at)
+      : at(position), p(position.p), zeros(zeros_at), x(x_at), ones(ones_at), decoder(position.p.zero_base) {
+#pragma unroll
+    for (int c = 0; c < kClasses; ++c) clear(sums[c]);
+  }
+
+  static __device__ __forceinline__ void clear(Sum& sum) {
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[column][i] = 0.0f;
+  }
+
+  // ---- from shared memory to registers -----------------------------------------------------------------------------
+  // row: this lane's row for ldmatrix. Column c of 8 is token c % kTokens in phase c / kTokens, else 0.
+  __device__ __forceinline__ void load_x(const uint32_t (&row)[kColumns], int phase, XFragments& x) const {
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      const bool used = kTokens >= 8 || at.lane % 8 / kTokens == phase;
+      const uint32_t from = used ? row[column] : zeros;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) ptx::load_matrices(x[i][column], from + i * 64);
+    }
+  }
+
+  // One step of a stage: this lane's words of every plane.
+  __device__ __forceinline__ void load_words(uint32_t stage, int step, Words& words) const {
+#pragma unroll
+    for (int width = 8; width >= 1; width /= 2) {
+      if (!(kBits & width)) continue;
+      uint32_t* to = words.word + 2 * (kBits & ~(2 * width - 1));
+      const uint32_t from = stage + step * 256 * width;
+      if (width == 1) {
+        ptx::load_shared(from + at.lane * 8, to[0], to[1]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < width / 2; ++i)
+          ptx::load_shared(from + i * 512 + at.lane * 16, to[4 * i], to[4 * i + 1], to[4 * i + 2], to[4 * i + 3]);
+      }
+      stage += Ring::kSteps * 256 * width;
+    }
+  }
+
+  // ---- arithmetic --------------------------------------------------------------------------------------------------
+  static __device__ __forceinline__ void multiply(const uint32_t (&a)[4], const XFragments& x, int f, Sum& to) {
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column)
+      ptx::mma<Act>(to[column], a, x[f / 2][column][f % 2 * 2], x[f / 2][column][f % 2 * 2 + 1]);
+  }
+
+  // total += scale * (sums - zero * x_sum), then sums = 0. scale, stored: words of rows g and g + 8, of columns 2t and
+  // 2t + 1; x_sum: sums of x of these columns.
+  __device__ __forceinline__ void apply_scales(const uint32_t (&scales)[2], const uint32_t (&stored)[2],
+                                               const float (&x_sum)[kColumns][2]) {
+    constexpr float kFactor[2] = {static_cast<float>(1 << Decoder::exponent(0, 0)),
+                                  static_cast<float>(1 << Decoder::exponent(0, 1))};
+    constexpr float kBase = Decoder::kSubtractOffset ? 1.0f : 0.0f;
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const float2 pair = unpack_pair(scales[side], p.bf16_scales);
+      const float scale[2] = {pair.x, pair.y};
+      float zero[2] = {p.zero_base * (kBase * kFactor[0]), p.zero_base * (kBase * kFactor[1])};
+      float shift[2] = {0.0f, 0.0f};
+      if constexpr (Zeros) {
+        const float2 values = unpack_pair(stored[side], p.bf16_scales);
+        const float own[2] = {values.x * p.zero_factor * kFactor[0], values.y * p.zero_factor * kFactor[1]};
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          zero[h] += p.zero_kind == ZeroKind::kZero ? own[h] : 0.0f;
+          shift[h] = p.zero_kind == ZeroKind::kMin ? own[h] : 0.0f;
+        }
+      }
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int i = 2 * h + side;
+          float value = sums[0][column][i];
+#pragma unroll
+          for (int c = 1; c < kClasses; ++c) {
+            const int more = Decoder::exponent(c, h) - Decoder::exponent(0, h);
+            const float factor = more >= 0 ? 1.0f / (1 << (more & 31)) : static_cast<float>(1 << (-more & 31));
+            value = fmaf(sums[c][column][i], factor, value);
+          }
+          if (kOnes) value = fmaf(-zero[h], x_sum[column][side], value);
+          total[column][i] = fmaf(scale[h], value, total[column][i]);
+          if (Zeros) total[column][i] = fmaf(shift[h], x_sum[column][side], total[column][i]);
+        }
+    }
+#pragma unroll
+    for (int c = 0; c < kClasses; ++c) clear(sums[c]);
+  }
+
+  // The columns hold steps began .. began + kPhases - 1 of a chunk, those below `steps`: apply their scales.
+  __device__ __forceinline__ void finish_phases(uint32_t scales, int chunk, int began, int steps) {
+    const int t = at.lane % 4, g = at.lane / 4;
+    uint32_t scale[2], stored[2] = {0, 0};
+    float x_sum[kColumns][2] = {};
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const int own = began + (kTokens < 8 ? (2 * t + side) / kTokens : 0);
+      const int group =
+          p.group_shift == 7 ? own : ((chunk + own) * kStepK >> p.group_shift) - (chunk * kStepK >> p.group_shift);
+      const bool used = kTokens >= 8 || own < steps;
+      const uint32_t from = scales + group * 32 + g * 4;
+      if (kTokens >= 8 && side == 1) {
+        scale[1] = scale[0], stored[1] = stored[0];  // one group for all columns
+      } else {
+        scale[side] = used ? ptx::load_shared(from) : 0;
+        if (Zeros) stored[side] = used ? ptx::load_shared(from + Ring::kGroupBytes) : 0;
+      }
+      if (kOnes)
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column)
+          x_sum[column][side] =
+              used ? __uint_as_float(ptx::load_shared(
+                         ones + ((chunk - at.block_step(at.rank) + began) * kTokens + column * 8 + 2 * t + side) * 4))
+                   : 0.0f;
+    }
+    apply_scales(scale, stored, x_sum);
+  }
+
+  // ---- a chunk: up to 8 steps of a tile ----------------------------------------------------------------------------
+  struct Place {
+    uint32_t stage, scales;  // in the ring
+  };
+
+  // Moves on to the next stage of the ring, which has come then.
+  __device__ __forceinline__ void next_stage(Place& place, Feed& feed) const {
+    place.stage += Ring::kStageBytes;
+    if (place.stage == feed.ring + Ring::kDepth * Ring::kStageBytes) place.stage = feed.ring;
+    ptx::wait_groups<Ring::kDepth - 2>();
+    __syncwarp();  // what other lanes fetched has come, and every lane is done with the stage before
+    feed.fetch();
+  }
+
+  // This lane's row of x for ldmatrix, at a step of the block.
+  __device__ __forceinline__ void find_rows(int step, uint32_t (&row)[kColumns]) const {
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      // Why min: tokens that don't exist read the last one; their sums are never stored.
+      const int token = min(column * 8 + at.lane % 8 % kTokens, p.m - 1);
+      row[column] = x + ((step - at.block_step(at.rank)) * p.m + token) * kRowBytes + at.lane / 8 * 16;
+    }
+  }
+
+  __device__ __forceinline__ void run_step(uint32_t stage, int in_stage, int phase, uint32_t (&row)[kColumns],
+                                           int row_bytes) {
+    XFragments x;
+    load_x(row, phase, x);
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) row[column] += row_bytes;
+    Words words;
+    load_words(stage, in_stage, words);
+#pragma unroll
+    for (int f = 0; f < 8; ++f) {
+      uint32_t a[4];
+      decoder.fragment(words, f, a);
+      multiply(a, x, f, sums[f % kClasses]);
+    }
+  }
+
+  // place.stage: the stage before the chunk's first.
+  __device__ __forceinline__ void run_chunk(Place& place, Feed& feed, int chunk, int steps) {
+    uint32_t row[kColumns];
+    find_rows(chunk, row);
+    const int row_bytes = p.m * kRowBytes;
+#pragma unroll 1
+    for (int step = 0; step < steps; step += Ring::kSteps) {
+      next_stage(place, feed);
+#pragma unroll
+      for (int i = 0; i < Ring::kSteps; ++i) {
+        if (i && step + i >= steps) break;
+        run_step(place.stage, i, (step + i) % kPhases, row, row_bytes);
+        // Why here only: phases end with a stage, or with every few of its steps.
+        constexpr int kEvery = kPhases < Ring::kSteps ? kPhases : Ring::kSteps;
+        if ((i + 1) % kEvery == 0 && i + 1 < Ring::kSteps && (step + i + 1) % kPhases == 0)
+          finish_phases(place.scales, chunk, step + i + 1 - kPhases, steps);
+      }
+      const int done = min(step + Ring::kSteps, steps);
+      // A short stage has finished whole phases above.
+      const bool whole = step + Ring::kSteps <= steps;
+      if (whole ? done % kPhases == 0 || done == steps : done % kPhases != 0 || kPhases > Ring::kSteps)
+        finish_phases(place.scales, chunk, (done - 1) / kPhases * kPhases, steps);
+    }
+  }
+
+  // The same with groups of 16, 32 or 64 k: scales follow every fragment, second or fourth one.
+  __device__ __forceinline__ void run_chunk_fine(Place& place, Feed& feed, int chunk, int steps) {
+    const int shift = p.group_shift - 4, mask = (1 << shift) - 1, own = at.lane % 8,
+              row_bytes = own < kTokens ? p.m * kRowBytes : 0;
+    uint32_t row[kColumns];
+    find_rows(chunk, row);
+    if (own >= kTokens) row[0] = zeros;
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      next_stage(place, feed);
+      Sum ones = {};
+      Words words;
+      load_words(place.stage, 0, words);
+      uint32_t x[kColumns][4];
+#pragma unroll
+      for (int f = 0; f < 8; ++f) {
+        if (f % 2 == 0)
+#pragma unroll
+          for (int column = 0; column < kColumns; ++column) ptx::load_matrices(x[column], row[column] + f / 2 * 64);
+        uint32_t a[4];
+        decoder.fragment(words, f, a);
+        constexpr uint32_t kOne = Decoder::kOne;
+        const uint32_t one[4] = {kOne, kOne, kOne, kOne};
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column) {
+          ptx::mma<Act>(sums[f % kClasses][column], a, x[column][f % 2 * 2], x[column][f % 2 * 2 + 1]);
+          if (kOnes) ptx::mma<Act>(ones[column], one, x[column][f % 2 * 2], x[column][f % 2 * 2 + 1]);
+        }
+        if ((f & mask) != mask) continue;
+        const uint32_t group = place.scales + ((step * 8 + f) >> shift) * 32 + at.lane / 4 * 4;
+        const uint32_t scale = ptx::load_shared(group),
+                       stored = Zeros ? ptx::load_shared(group + Ring::kGroupBytes) : 0;
+        float found[kColumns][2];
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column)
+          found[column][0] = ones[column][0], found[column][1] = ones[column][1];
+        apply_scales({scale, scale}, {stored, stored}, found);
+        clear(ones);
+      }
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) row[column] += row_bytes;
+    }
+  }
+
+  // A tile's slice, from its first stage in the ring.
+  __device__ __forceinline__ void run_tile(Place& place, Feed& feed) {
+    clear(total);
+#pragma unroll 1
+    for (int chunk = at.first_step; chunk < at.end_step; chunk += Ring::kChunk) {
+      const int steps = min(Ring::kChunk, at.end_step - chunk);
+      if constexpr (Fine) {
+        run_chunk_fine(place, feed, chunk, steps);
+      } else {
+        run_chunk(place, feed, chunk, steps);
+      }
+      place.scales += Ring::kScaleBytes;
+      if (place.scales == feed.ring + Ring::kBytes) place.scales -= Ring::kScaleSlots * Ring::kScaleBytes;
+    }
+  }
+};
+
+}  // namespace lowbit::decode

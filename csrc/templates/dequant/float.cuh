@@ -1,0 +1,92 @@
+// Low-bit floats to the A operand of a product, 128 k of a row tile at a time.
+//
+// A code's sign goes to the top of a 16-bit half, its exponent and mantissa to where those of the activation type
+// meet. The number there is the value times a power of two: 2^(bias - 15) in fp16, where subnormals stay exact; in bf16
+// it is 2^(bias - 127), too small for sums in fp32, so one multiplication brings the value itself.
+#pragma once
+#include "int.cuh"
+
+namespace lowbit {
+namespace planes {
+
+// One word whose bytes hold the codes of (f, h) with the sign at bit 7; bits below the code are anything.
+template <int Bits>
+__device__ __forceinline__ uint32_t left_aligned(const Words<Bits>& from, int f, int h) {
+  using Source = Words<Bits>;
+  const int u = 2 * f + h;
+  uint32_t word = 0;
+  int top = 8;  // lowest bit of the byte that is filled yet
+  uint32_t filled = 0;
+#pragma unroll
+  for (int width = 1; width <= 8; width *= 2) {
+    if (!(Bits & width)) continue;
+    top -= width;
+    const uint32_t field = shifted(from.of(width, u), top - Source::bit(width, u));
+    word = filled ? select(word, field, bytes(filled)) : field;
+    filled |= ((1u << width) - 1) << top;
+  }
+  return word;
+}
+
+// The registers of fragment f, for a type whose lowest exponent bit is bit `ExponentBit` of 16.
+template <int Exponent, int Mantissa, int ExponentBit>
+__device__ __forceinline__ void float_fragment(const Words<1 + Exponent + Mantissa>& from, int f, uint32_t (&a)[4]) {
+  constexpr uint32_t kMagnitude = ((1u << (Exponent + Mantissa)) - 1) << (ExponentBit - Mantissa);
+  constexpr int kTop = ExponentBit + Exponent - 1;  // where the highest bit of the magnitude goes
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const uint32_t word = left_aligned(from, f, h);
+    if constexpr (kTop == 14) {
+      a[h] = (word << 8) & halves(0x8000u | kMagnitude);
+      a[2 + h] = word & halves(0x8000u | kMagnitude);
+    } else {
+      a[h] = (shifted(word, kTop - 6) & halves(kMagnitude)) | ((word << 8) & halves(0x8000u));
+      a[2 + h] = (shifted(word, kTop - 14) & halves(kMagnitude)) | (word & halves(0x8000u));
+    }
+  }
+}
+
+}  // namespace planes
+
+template <int Exponent, int Mantissa>
+struct Decoder<Float<Exponent, Mantissa>, __half> {
+  using Type = Float<Exponent, Mantissa>;
+  using Words = planes::Words<Type::kBits>;
+  static constexpr int kClasses = 1;
+  static constexpr bool kSubtractOffset = false;
+  // 2^(bias - 15), which is subnormal for a bias of 0.
+  static constexpr uint32_t kOne = planes::halves(Type::kBias ? Type::kBias << 10 : 0x0200);
+  static constexpr float kUnit = static_cast<float>(1 << (15 - Type::kBias));
+
+  static __host__ __device__ constexpr int class_of(int) { return 0; }
+  static __host__ __device__ constexpr int exponent(int, int) { return 0; }
+
+  __device__ explicit Decoder(float /*offset*/) {}
+  __device__ __forceinline__ void fragment(const Words& from, int f, uint32_t (&a)[4]) const {
+    planes::float_fragment<Exponent, Mantissa, 10>(from, f, a);
+  }
+};
+
+template <int Exponent, int Mantissa>
+struct Decoder<Float<Exponent, Mantissa>, __nv_bfloat16> {
+  using Type = Float<Exponent, Mantissa>;
+  using Words = planes::Words<Type::kBits>;
+  static constexpr int kClasses = 1;
+  static constexpr bool kSubtractOffset = false;
+  static constexpr uint32_t kOne = 0x3F803F80u;
+  static constexpr float kUnit = 1.0f;
+
+  static __host__ __device__ constexpr int class_of(int) { return 0; }
+  static __host__ __device__ constexpr int exponent(int, int) { return 0; }
+
+  __device__ explicit Decoder(float /*offset*/) {}
+  __device__ __forceinline__ void fragment(const Words& from, int f, uint32_t (&a)[4]) const {
+    planes::float_fragment<Exponent, Mantissa, 7>(from, f, a);
+    constexpr uint32_t kFactor = planes::halves((254u - Type::kBias) << 7);  // 2^(127 - bias)
+#pragma unroll
+    for (int r = 0; r < 4; ++r)
+      asm("fma.rn.bf16x2 %0, %0, %1, %2;\n" : "+r"(a[r]) : "r"(kFactor), "r"(0x80008000u));  // times, plus -0
+  }
+};
+
+}  // namespace lowbit

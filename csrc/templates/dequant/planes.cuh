@@ -1,0 +1,37 @@
+// The words of a packed weight that one lane reads for 128 k of a row tile, and the bytes of fields made from them.
+//
+// Layout: lowbit/pack/layout.py, nvidia. A plane of `p` bits gives a lane 2p words for 128 k. Fragment f and row half h
+// count u = 2f + h; the field of u lies in word u / (8/p) at step u % (8/p), at the same place of all four bytes of the
+// word, which are (j=0, c=0), (j=0, c=1), (j=1, c=0), (j=1, c=1) from the low end.
+#pragma once
+#include <cstdint>
+
+#include "../layout.cuh"
+
+namespace lowbit::planes {
+
+// Shift left by `amount` bits, right when it is negative. Bits that cross a byte are masked away later.
+__device__ __forceinline__ uint32_t shifted(uint32_t word, int amount) {
+  return amount >= 0 ? word << amount : word >> -amount;
+}
+
+// The bits of `a` where the mask is 1, else those of `b`: one lop3.
+__device__ __forceinline__ uint32_t select(uint32_t a, uint32_t b, uint32_t mask) { return (a & mask) | (b & ~mask); }
+
+__host__ __device__ constexpr uint32_t bytes(uint32_t mask) { return mask * 0x01010101u; }
+__host__ __device__ constexpr uint32_t halves(uint32_t mask) { return mask * 0x00010001u; }
+
+// Words of all planes for 128 k, widest plane first.
+template <int Bits>
+struct Words {
+  static constexpr int kCount = 2 * Bits;
+  uint32_t word[kCount];
+
+  // The word of plane `width` that holds u, and the bit of its byte where the field starts.
+  __device__ __forceinline__ uint32_t of(int width, int u) const {
+    return word[2 * (Bits & ~(2 * width - 1)) + u / (8 / width)];
+  }
+  static __host__ __device__ constexpr int bit(int width, int u) { return layout::step_bit(width, u % (8 / width)); }
+};
+
+}  // namespace lowbit::planes

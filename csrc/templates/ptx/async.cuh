@@ -1,0 +1,100 @@
+// Instructions of the memory pipeline: asynchronous copies to shared memory, matrix loads, programmatic launches.
+//
+// All of them are volatile with a memory clobber: their order among each other is the meaning of a kernel.
+#pragma once
+#include <cstdint>
+
+namespace lowbit::ptx {
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// 16 bytes from global to shared memory, past L1; of these the first `bytes` are read and the rest become 0.
+// Why not ld.global: a register per 4 bytes in flight is too dear, and why not a bulk copy: it has no part in sm_80.
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from, int bytes = 16) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_whole(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_8(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8;\n" ::"r"(to), "l"(from) : "memory");
+}
+
+// 16 bytes of x. Why volatile and not __ldg: it must stay below the wait for the previous kernel.
+__device__ __forceinline__ uint4 load_x(const void* from) {
+  uint4 x;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(from)
+               : "memory");
+  return x;
+}
+
+__device__ __forceinline__ uint32_t load_x_16(const void* from) {
+  uint16_t x;
+  asm volatile("ld.global.u16 %0, [%1];\n" : "=h"(x) : "l"(from) : "memory");
+  return x;
+}
+
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+
+// Waits until at most Pending of this thread's newest groups are still under way.
+template <int Pending>
+__device__ __forceinline__ void wait_groups() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(Pending) : "memory");
+}
+
+// Lets the next kernel of the stream start as soon as every block of this one has come here.
+__device__ __forceinline__ void launch_dependents() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
+
+// Returns when every kernel before this one has finished and its writes can be seen.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+
+// Four 8 x 8 matrices of 16-bit values; lanes 8i .. 8i+7 give the addresses of the rows of matrix i.
+__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(row)
+               : "memory");
+}
+
+// Loads and stores by 32-bit addresses of shared memory. Why not through pointers: those are 64 bits to the compiler.
+__device__ __forceinline__ uint32_t load_shared(uint32_t from) {
+  uint32_t word;
+  asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(word) : "r"(from) : "memory");
+  return word;
+}
+
+__device__ __forceinline__ void load_shared(uint32_t from, uint32_t& a, uint32_t& b) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];\n" : "=r"(a), "=r"(b) : "r"(from) : "memory");
+}
+
+__device__ __forceinline__ void load_shared(uint32_t from, uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+               : "r"(from)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared(uint32_t to, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared(uint32_t to, float v) {
+  asm volatile("st.shared.f32 [%0], %1;\n" ::"r"(to), "f"(v) : "memory");
+}
+
+}  // namespace lowbit::ptx
