@@ -44,24 +44,43 @@ bool is_of(const Row* row, int weight, int act) {
   return row && row->weight == weight && row->act == act;
 }
 
-// Runs a decode kernel, if one holds the product; else nothing was launched, and args may name a copy of x instead of
-// x.
+// Runs the decode kernel with the smallest tile that holds the product; false, and nothing was launched, if none does.
+// Why a larger tile may hold what a smaller one does not: it keeps less of the weight in flight.
+bool run_tile(const MatmulArgs& args, int weight, int act, const Launch& launch) {
+  for (auto* row = smallest_tile(weight, act, args.x.m); row; row = smallest_tile(weight, act, row->tokens + 1))
+    if (!refused(row->run(args, launch), row->name)) return true;
+  return false;
+}
+
+// The same for 9 to 16 rows, 8 at a time: the weight is read twice, which costs less than expanding it.
+bool run_tile_twice(MatmulArgs args, int weight, int act, const Launch& launch) {
+  constexpr int64_t kFirst = 8, kWidth = 2;  // rows; bytes of a value
+  const int64_t rows = args.x.m;
+  if (rows <= kFirst || rows > 2 * kFirst) return false;
+  args.x.m = kFirst;
+  if (!run_tile(args, weight, act, launch)) return false;
+  args.x.m = rows - kFirst;
+  args.x.data = static_cast<const uint8_t*>(args.x.data) + kFirst * args.x.row_stride * kWidth;
+  args.y.data = static_cast<uint8_t*>(args.y.data) + kFirst * args.y.row_stride * kWidth;
+  // Fewer rows fit where more do.
+  STD_TORCH_CHECK(run_tile(args, weight, act, launch), "the last rows of a product were refused");
+  return true;
+}
+
+// Runs decode kernels, if some hold the product; else nothing was launched, and args may name a copy of x instead of x.
 bool run_decode(MatmulArgs& args, int weight, int act, const Launch& launch, const Tensor& x,
                 std::optional<Tensor>& copy) {
   if (is_of(forced_dequant.load(std::memory_order_relaxed), weight, act)) return false;
   const DecodeRow* forced = forced_decode.load(std::memory_order_relaxed);
   if (!is_of(forced, weight, act) || args.x.m > forced->tokens) forced = nullptr;
-  if (!forced && args.w.scale_type == ScaleType::kFloat32) return false;
+  if (!forced && (args.w.scale_type == ScaleType::kFloat32 || !smallest_tile(weight, act, args.x.m))) return false;
 
-  const DecodeRow* row = forced ? forced : smallest_tile(weight, act, args.x.m);
-  if (row && !aligned(args.x)) copy = align_rows(args.x, args.w.k, launch.device, x);
-  // Why a larger tile may hold what a smaller one does not: it keeps less of the weight in flight.
-  for (; row; row = smallest_tile(weight, act, row->tokens + 1)) {
-    if (!refused(row->run(args, launch), row->name)) return true;
-    STD_TORCH_CHECK(!forced, row->name, " was forced and can't hold a product with M ", args.x.m, ", N ", args.w.n,
-                    ", K ", args.w.k, ": x must fit into shared memory, and scales must have 16 bits");
-  }
-  return false;
+  if (!aligned(args.x)) copy = align_rows(args.x, args.w.k, launch.device, x);
+  if (!forced) return run_tile(args, weight, act, launch) || run_tile_twice(args, weight, act, launch);
+  STD_TORCH_CHECK(!refused(forced->run(args, launch), forced->name), forced->name,
+                  " was forced and can't hold a product with M ", args.x.m, ", N ", args.w.n, ", K ", args.w.k,
+                  ": x must fit into shared memory, and scales must have 16 bits");
+  return true;
 }
 
 const DequantRow& dequant_kernel(int64_t weight, FloatType type) {

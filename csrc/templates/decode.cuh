@@ -73,44 +73,81 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) kernel(const __grid_constan
     // Why two places: one is read while the next is written.
     const uint32_t sums = meeting + (pass & 1) * p.meeting_bytes;
 #pragma unroll 1
-    for (int i = 0; i < p.pass_tiles; ++i) {
+    for (int i = 0; i < p.pass_tiles; i += Ring::kRows) {
       if (at.first_tile + pass * p.pass_tiles + i >= at.end_tile) break;
       worker.run_tile(place, feed);
-      hand_in<Tile>(at, sums, i, worker.total);
+#pragma unroll
+      for (int r = 0; r < Ring::kRows; ++r) hand_in<Tile>(at, sums, i + r, worker.total[r]);
     }
     meet(p);
-    store_pass<Act, typename Worker::Decoder, Tile, Fine>(at, sums, pass * p.pass_tiles);
+    store_pass<Act, typename Worker::Decoder, Tile>(at, sums, pass * p.pass_tiles);
   }
 }
 
 // ---- host -----------------------------------------------------------------------------------------------------------
 
-// How the work is spread, in p; the bytes of shared memory, or 0 when it does not fit.
+// Splits K over 2^cluster_shift blocks of 2^warps_k_shift warps each, in p; the bytes of shared memory that a block
+// then takes, or 0 when that is more than there is.
+template <class Weight, class Tile, bool Fine, bool Zeros>
+inline int split(Problem& p, int cluster_shift, int warps_k_shift, int sms) {
+  using Map = decode::Map<Weight, Tile, Fine, Zeros>;
+  constexpr int kRows = Map::Ring::kRows, kMostTiles = 8;
+  const int cluster = 1 << cluster_shift, warps_k = 1 << warps_k_shift;
+  const int splits = cluster * warps_k, warps_n = Tile::kWarps / warps_k;
+  const int row_groups = std::min(sms / cluster * warps_n, (p.tiles + warps_n - 1) / warps_n * warps_n);
+  p.cluster_shift = cluster_shift, p.warps_k_shift = warps_k_shift;
+  p.grid = row_groups / warps_n * cluster;
+  p.slices = {p.steps / splits, p.steps % splits};
+  p.row_groups = {p.tiles / row_groups, p.tiles % row_groups};
+  p.most_tiles = (p.tiles + row_groups - 1) / row_groups;
+  const int block_steps = p.slices.each * warps_k + std::min(p.slices.more, warps_k);
+  p.x_bytes = block_steps * p.m * kRowBytes;
+  p.ones_bytes = ((block_steps + 8) * Tile::kTokens * 4 + 15) / 16 * 16;
+  const int64_t fixed = Map::kX + static_cast<int64_t>(p.x_bytes) + p.ones_bytes;
+  for (p.pass_tiles = std::min(kMostTiles, (p.most_tiles + kRows - 1) / kRows * kRows); p.pass_tiles >= kRows;
+       p.pass_tiles -= kRows) {
+    const int owned = (warps_n * p.pass_tiles + cluster - 1) / cluster;
+    p.meeting_bytes = owned * splits * (Tile::kTokens <= 2 ? 128 : Tile::kColumns * 512);
+    if (fixed + 2 * p.meeting_bytes <= Tile::kSharedBytes) return static_cast<int>(fixed) + 2 * p.meeting_bytes;
+  }
+  return 0;
+}
+
+// What the busiest warp has to do, in steps of 128 k of one row tile. Measured on an H200: two tiles side by side
+// take 1.7 times as long as one, also where the second is missing; a tile's sums cost 1 step with 2 tokens, 2.5 with 4,
+// 5 with 8; every doubling of the row groups of a block, which then reads more places at once, costs 12%.
+template <int Rows, int Tokens>
+inline float cost(const Problem& p, int warps_n) {
+  const int steps = p.slices.each + (p.slices.more > 0);
+  const float tiles = Rows == 1 ? static_cast<float>(p.most_tiles) : 1.7f * ((p.most_tiles + 1) / 2);
+  float spread_out = 1.0f;
+  for (; warps_n > 1; warps_n /= 2) spread_out += 0.12f;
+  const float sums = Tokens <= 2 ? 1.0f : Tokens * 0.625f;
+  return tiles * steps * spread_out + sums * p.most_tiles + 4.0f * ((p.most_tiles + p.pass_tiles - 1) / p.pass_tiles);
+}
+
+// How the work is spread, in p: the smallest cluster that holds x, and the cheapest split in it. The bytes of shared
+// memory, or 0 when nothing fits.
 template <class Weight, class Tile, bool Fine, bool Zeros>
 inline int spread(Problem& p, const Launch& launch) {
-  using Map = decode::Map<Weight, Tile, Fine, Zeros>;
+  constexpr int kRows = Ring<Weight, Tile, Fine, Zeros>::kRows;
   // Clusters came with compute capability 9.0, like launches that overlap.
   const int most_cluster_shift = launch.overlap ? 3 : 0;
-  for (p.cluster_shift = 0; p.cluster_shift <= most_cluster_shift; ++p.cluster_shift) {
-    const int cluster = 1 << p.cluster_shift;
-    for (p.warps_k_shift = std::max(0, 3 - p.cluster_shift); (cluster << p.warps_k_shift) > p.steps && p.warps_k_shift;)
-      --p.warps_k_shift;
-    const int splits = cluster << p.warps_k_shift, warps_n = Tile::kWarps >> p.warps_k_shift;
-    const int row_groups = std::min(launch.sms / cluster * warps_n, (p.tiles + warps_n - 1) / warps_n * warps_n);
-    p.grid = row_groups / warps_n * cluster;
-    p.slices = {p.steps / splits, p.steps % splits};
-    p.row_groups = {p.tiles / row_groups, p.tiles % row_groups};
-    p.most_tiles = (p.tiles + row_groups - 1) / row_groups;
-    p.x_bytes = ((p.slices.each << p.warps_k_shift) + std::min(p.slices.more, 1 << p.warps_k_shift)) * p.m * kRowBytes;
-    p.ones_bytes =
-        ((p.slices.each << p.warps_k_shift) + std::min(p.slices.more, 1 << p.warps_k_shift) + 8) * Tile::kTokens * 4;
-    p.ones_bytes = (p.ones_bytes + 15) / 16 * 16;
-    const int64_t fixed = Map::kX + static_cast<int64_t>(p.x_bytes) + p.ones_bytes;
-    for (p.pass_tiles = std::min(8, p.most_tiles); p.pass_tiles >= 1; --p.pass_tiles) {
-      p.meeting_bytes =
-          (warps_n * p.pass_tiles + cluster - 1) / cluster * splits * (Tile::kTokens <= 2 ? 128 : Tile::kColumns * 512);
-      if (fixed + 2 * p.meeting_bytes <= Tile::kSharedBytes) return static_cast<int>(fixed) + 2 * p.meeting_bytes;
+  for (int cluster_shift = 0; cluster_shift <= most_cluster_shift; ++cluster_shift) {
+    Problem best{};
+    float best_price = 0.0f;
+    int bytes = 0;
+    for (int warps_k_shift = 0; (1 << warps_k_shift) <= Tile::kWarps; ++warps_k_shift) {
+      Problem found = p;
+      const int need = split<Weight, Tile, Fine, Zeros>(found, cluster_shift, warps_k_shift, launch.sms);
+      if (!need) continue;
+      const float price = cost<kRows, Tile::kTokens>(found, Tile::kWarps >> warps_k_shift);
+      if (bytes && price >= best_price) continue;
+      best = found, bytes = need, best_price = price;
     }
+    if (!bytes) continue;
+    p = best;
+    return bytes;
   }
   return 0;
 }

@@ -21,7 +21,7 @@ struct Feed {
   const uint32_t ring;
   // The next stage: of row tile `tile`, `left` steps of its chunk are still to come, then comes the chunk at `chunk`.
   const uint8_t* planes[kPlanes];  // this lane's bytes
-  int tile, chunk, left;
+  int tile, rows, chunk, left;
   uint32_t to, scales_to;
 
   // Planes are met widest first: loops run over widths 8, 4, 2, 1 and pass over those that a code does not have.
@@ -61,14 +61,21 @@ struct Feed {
     const uint8_t* from =
         (lane < 16 ? p.scales : p.zeros) + (static_cast<int64_t>(tile) * p.groups + group) * 32 + lane % 16 * 16;
     const uint32_t place = scales_to + lane % 16 * 16 + (lane < 16 ? 0 : Ring::kGroupBytes);
+    rows = min(Ring::kRows, end_tile - tile);
 #pragma unroll
-    for (int i = 0; i < Ring::kGroupBytes / 256; ++i)
-      if (i * 256 < bytes && (Zeros || lane < 16)) ptx::copy_async_whole(place + i * 256, from + i * 256);
+    for (int r = 0; r < Ring::kRows; ++r) {
+      if (r >= rows) break;
+#pragma unroll
+      for (int i = 0; i < Ring::kGroupBytes / 256; ++i)
+        if (i * 256 < bytes && (Zeros || lane < 16))
+          ptx::copy_async_whole(place + r * Ring::kTileScaleBytes + i * 256,
+                                from + static_cast<int64_t>(r) * p.groups * 32 + i * 256);
+    }
     scales_to += Ring::kScaleBytes;
     if (scales_to == ring + Ring::kBytes) scales_to -= Ring::kScaleSlots * Ring::kScaleBytes;
 
     chunk += Ring::kChunk;
-    if (chunk >= end_step) chunk = first_step, ++tile;
+    if (chunk >= end_step) chunk = first_step, tile += Ring::kRows;
   }
 
   __device__ __forceinline__ void fetch() {
@@ -82,9 +89,14 @@ struct Feed {
         // A stage may be the last of its slice, and short.
         const int bytes = Ring::kSteps == 1 ? kStage * width : min(left, Ring::kSteps) * 256 * width;
 #pragma unroll
-        for (int i = 0; i * 512 < kStage * width; ++i)
-          if ((Ring::kSteps == 1 && i * 512 + 512 <= kStage * width) || i * 512 + lane * 16 < bytes)
-            ptx::copy_async_whole(stage + i * 512, from + i * 512);
+        for (int r = 0; r < Ring::kRows; ++r) {
+          if (r >= rows) break;
+          const uint8_t* tile_from = from + static_cast<int64_t>(r) * p.columns * 2 * width;
+#pragma unroll
+          for (int i = 0; i * 512 < kStage * width; ++i)
+            if ((Ring::kSteps == 1 && i * 512 + 512 <= kStage * width) || i * 512 + lane * 16 < bytes)
+              ptx::copy_async_whole(stage + r * Ring::kTileBytes + i * 512, tile_from + i * 512);
+        }
         stage += kStage * width;
         from += kStage * width;
       }

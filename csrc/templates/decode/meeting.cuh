@@ -60,46 +60,49 @@ __device__ __forceinline__ void meet(const Problem& p) {
   }
 }
 
-// Stores this block's tiles of the pass whose first tile is `first` of each row group.
-// Four threads find one value: each a quarter of the slices.
-template <class Act, class Decoder, class Tile, bool Fine>
+// Stores this block's tiles of the pass whose first tile is `first` of each row group. A thread adds up what one lane
+// of every slice handed in: rows g and g + 8 of two tokens.
+template <class Act, class Decoder, class Tile>
 __device__ __forceinline__ void store_pass(const Position& at, uint32_t place, int first) {
   const Problem& p = at.p;
-  constexpr int kTokens = Tile::kTokens, kColumns = Tile::kColumns;
+  constexpr int kTokens = Tile::kTokens;
+  constexpr int kItems = kTokens <= 2 ? 8 : Tile::kColumns * 32;  // of a tile
   const int splits = 1 << (p.cluster_shift + p.warps_k_shift);
   const int slots = (Tile::kWarps >> p.warps_k_shift) * p.pass_tiles;
   const int owned = (slots - at.rank + (1 << p.cluster_shift) - 1) >> p.cluster_shift;
-  const int quarter = threadIdx.x % 4, row = threadIdx.x / 4 % 16;
 #pragma unroll 1
-  for (int i = threadIdx.x / 64; i < owned * p.m; i += Tile::kThreads / 64) {
-    const int own = p.m == 1 ? i : i / p.m, token = i - own * p.m;
-    const int slot = (own << p.cluster_shift) + at.rank;
-    const int group = p.pass_tiles == 1 ? slot : slot / p.pass_tiles, row_group = at.first_row_group + group;
-    const int tile = p.row_groups(row_group) + first + slot - group * p.pass_tiles, n = tile * 16 + row;
-    float value = 0.0f;
-#pragma unroll 2
-    for (int s = quarter; s < splits; s += 4) {
-      if constexpr (kTokens <= 2) {
-        const uint32_t from = place + ((own * splits + s) * 8 + row % 8) * 16 + row / 8 * 8 + token * 4;
-        value += __uint_as_float(ptx::load_shared(from));
-      } else {
-        const uint32_t from =
-            place + (((own * splits + s) * kColumns + token / 8) * 32 + row % 8 * 4) * 16 + row / 8 * 8;
+  for (int i = threadIdx.x; i < owned * kItems; i += Tile::kThreads) {
+    const int own = i / kItems, item = i % kItems;
+    float value[4] = {};
+#pragma unroll 8
+    for (int s = 0; s < splits; ++s) {
+      uint32_t words[4];
+      ptx::load_shared(place + ((own * splits + s) * kItems + item) * 16, words[0], words[1], words[2], words[3]);
 #pragma unroll
-        for (int phase = 0; phase < (Fine ? 1 : Tile::kPhases); ++phase) {
-          const int column = phase * kTokens + token % 8;
-          value += __uint_as_float(ptx::load_shared(from + column / 2 * 16 + column % 2 * 4));
-        }
-      }
+      for (int j = 0; j < 4; ++j) value[j] += __uint_as_float(words[j]);
     }
-    value += __shfl_xor_sync(~0u, value, 1);
-    value += __shfl_xor_sync(~0u, value, 2);
-    if (quarter || tile >= p.row_groups(row_group + 1) || n >= p.n) continue;
-    constexpr float kUnit[2] = {Decoder::kUnit / (1 << Decoder::exponent(0, 0)),
-                                Decoder::kUnit / (1 << Decoder::exponent(0, 1))};
-    value *= p.step * (row < 8 ? kUnit[0] : kUnit[1]);
-    if (p.bias) value += load_bias(p.bias, p.bias_type, n);
-    static_cast<Act*>(p.y)[token * p.y_stride + n] = static_cast<Act>(value);
+    if constexpr (kTokens == 4)  // two phases
+#pragma unroll
+      for (int j = 0; j < 4; ++j) value[j] += __shfl_xor_sync(~0u, value[j], 2);
+
+    const int slot = (own << p.cluster_shift) + at.rank, group = slot / p.pass_tiles;
+    const int row_group = at.first_row_group + group;
+    const int tile = p.row_groups(row_group) + first + slot - group * p.pass_tiles;
+    if (tile >= p.row_groups(row_group + 1)) continue;
+    const int g = kTokens <= 2 ? item : item % 32 / 4;
+    const int token = kTokens <= 2 ? 0 : kTokens == 4 ? item % 2 * 2 : item / 32 * 8 + item % 4 * 2;
+    if (kTokens == 4 && item % 4 >= 2) continue;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int n = tile * 16 + g + 8 * h;
+      if (n >= p.n) continue;
+      constexpr float kUnit[2] = {Decoder::kUnit / (1 << Decoder::exponent(0, 0)),
+                                  Decoder::kUnit / (1 << Decoder::exponent(0, 1))};
+      const float unit = p.step * kUnit[h], bias = p.bias ? load_bias(p.bias, p.bias_type, n) : 0.0f;
+      Act* to = static_cast<Act*>(p.y) + token * p.y_stride + n;
+      if (token < p.m) to[0] = static_cast<Act>(fmaf(value[2 * h], unit, bias));
+      if (token + 1 < p.m) to[p.y_stride] = static_cast<Act>(fmaf(value[2 * h + 1], unit, bias));
+    }
   }
 }
 

@@ -61,12 +61,16 @@ constexpr int kRowBytes = 256 + 16;  // of a token at one step; 16 more, so that
 template <class Weight, class Tile, bool Fine, bool Zeros>
 struct Ring {
   static constexpr int kBits = Weight::kBits;
-  static constexpr int kSteps = Fine ? 1 : kBits == 1 ? 8 : kBits == 2 ? 4 : kBits <= 4 ? 2 : 1;
+  // Row tiles side by side: they share x. Why not always 2: registers, and bytes that are waited for at once.
+  static constexpr int kRows = !Fine && kBits <= 4 && Tile::kTokens < 16 ? 2 : 1;
+  static constexpr int kSteps = Fine ? 1 : (kBits == 1 ? 8 : kBits == 2 ? 4 : kBits <= 4 ? 2 : 1) / kRows;
   static_assert(kSteps <= 8);
   static constexpr int kChunk = Fine ? 2 : 8;  // steps whose scales come together, with the first stage
-  static constexpr int kStageBytes = 2 * kStepK * kBits * kSteps;
+  static constexpr int kTileBytes = 2 * kStepK * kBits * kSteps;  // of one row tile in a stage
+  static constexpr int kStageBytes = kTileBytes * kRows;
   static constexpr int kGroupBytes = 32 * kChunk * (Fine ? 8 : 1);
-  static constexpr int kScaleBytes = kGroupBytes * (Zeros ? 2 : 1);
+  static constexpr int kTileScaleBytes = kGroupBytes * (Zeros ? 2 : 1);
+  static constexpr int kScaleBytes = kTileScaleBytes * kRows;
   static constexpr int kFit = (Tile::kRingBytes - kScaleBytes) / (kStageBytes + kScaleBytes);
   static constexpr int kDepth = kFit < 2 ? 2 : kFit > 8 ? 8 : kFit;  // stages
   // Why one more: a chunk may be one stage, and its scales are read after its codes.

@@ -35,12 +35,15 @@ struct Worker {
   const Problem& p;
   const uint32_t zeros, x, ones;  // in shared memory: bytes of 0, x, sums of x
   const Decoder decoder;
-  Sum sums[kClasses], total;  // of a group; of the tile, scaled
+  static constexpr int kRows = Ring::kRows;
+  Sum sums[kRows][kClasses], total[kRows];  // of a group; of the tile, scaled
 
   __device__ Worker(const Position& position, uint32_t zeros_at, uint32_t x_at, uint32_t ones_at)
       : at(position), p(position.p), zeros(zeros_at), x(x_at), ones(ones_at), decoder(position.p.zero_base) {
 #pragma unroll
-    for (int c = 0; c < kClasses; ++c) clear(sums[c]);
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int c = 0; c < kClasses; ++c) clear(sums[r][c]);
   }
 
   static __device__ __forceinline__ void clear(Sum& sum) {
@@ -89,7 +92,7 @@ struct Worker {
 
   // total += scale * (sums - zero * x_sum), then sums = 0. scale, stored: words of rows g and g + 8, of columns 2t and
   // 2t + 1; x_sum: sums of x of these columns.
-  __device__ __forceinline__ void apply_scales(const uint32_t (&scales)[2], const uint32_t (&stored)[2],
+  __device__ __forceinline__ void apply_scales(int r, const uint32_t (&scales)[2], const uint32_t (&stored)[2],
                                                const float (&x_sum)[kColumns][2]) {
     constexpr float kFactor[2] = {static_cast<float>(1 << Decoder::exponent(0, 0)),
                                   static_cast<float>(1 << Decoder::exponent(0, 1))};
@@ -114,26 +117,26 @@ struct Worker {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int i = 2 * h + side;
-          float value = sums[0][column][i];
+          float value = sums[r][0][column][i];
 #pragma unroll
           for (int c = 1; c < kClasses; ++c) {
             const int more = Decoder::exponent(c, h) - Decoder::exponent(0, h);
             const float factor = more >= 0 ? 1.0f / (1 << (more & 31)) : static_cast<float>(1 << (-more & 31));
-            value = fmaf(sums[c][column][i], factor, value);
+            value = fmaf(sums[r][c][column][i], factor, value);
           }
           if (kOnes) value = fmaf(-zero[h], x_sum[column][side], value);
-          total[column][i] = fmaf(scale[h], value, total[column][i]);
-          if (Zeros) total[column][i] = fmaf(shift[h], x_sum[column][side], total[column][i]);
+          total[r][column][i] = fmaf(scale[h], value, total[r][column][i]);
+          if (Zeros) total[r][column][i] = fmaf(shift[h], x_sum[column][side], total[r][column][i]);
         }
     }
 #pragma unroll
-    for (int c = 0; c < kClasses; ++c) clear(sums[c]);
+    for (int c = 0; c < kClasses; ++c) clear(sums[r][c]);
   }
 
   // The columns hold steps began .. began + kPhases - 1 of a chunk, those below `steps`: apply their scales.
   __device__ __forceinline__ void finish_phases(uint32_t scales, int chunk, int began, int steps) {
     const int t = at.lane % 4, g = at.lane / 4;
-    uint32_t scale[2], stored[2] = {0, 0};
+    uint32_t scale[kRows][2], stored[kRows][2] = {};
     float x_sum[kColumns][2] = {};
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
@@ -141,12 +144,15 @@ struct Worker {
       const int group =
           p.group_shift == 7 ? own : ((chunk + own) * kStepK >> p.group_shift) - (chunk * kStepK >> p.group_shift);
       const bool used = kTokens >= 8 || own < steps;
-      const uint32_t from = scales + group * 32 + g * 4;
-      if (kTokens >= 8 && side == 1) {
-        scale[1] = scale[0], stored[1] = stored[0];  // one group for all columns
-      } else {
-        scale[side] = used ? ptx::load_shared(from) : 0;
-        if (Zeros) stored[side] = used ? ptx::load_shared(from + Ring::kGroupBytes) : 0;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const uint32_t from = scales + r * Ring::kTileScaleBytes + group * 32 + g * 4;
+        if (kTokens >= 8 && side == 1) {
+          scale[r][1] = scale[r][0], stored[r][1] = stored[r][0];  // one group for all columns
+        } else {
+          scale[r][side] = used ? ptx::load_shared(from) : 0;
+          if (Zeros) stored[r][side] = used ? ptx::load_shared(from + Ring::kGroupBytes) : 0;
+        }
       }
       if (kOnes)
 #pragma unroll
@@ -156,7 +162,8 @@ struct Worker {
                          ones + ((chunk - at.block_step(at.rank) + began) * kTokens + column * 8 + 2 * t + side) * 4))
                    : 0.0f;
     }
-    apply_scales(scale, stored, x_sum);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) apply_scales(r, scale[r], stored[r], x_sum);
   }
 
   // ---- a chunk: up to 8 steps of a tile ----------------------------------------------------------------------------
@@ -189,14 +196,17 @@ struct Worker {
     load_x(row, phase, x);
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) row[column] += row_bytes;
-    Words words;
-    load_words(stage, in_stage, words);
+    Words words[kRows];
 #pragma unroll
-    for (int f = 0; f < 8; ++f) {
-      uint32_t a[4];
-      decoder.fragment(words, f, a);
-      multiply(a, x, f, sums[f % kClasses]);
-    }
+    for (int r = 0; r < kRows; ++r) load_words(stage + r * Ring::kTileBytes, in_stage, words[r]);
+#pragma unroll
+    for (int f = 0; f < 8; ++f)
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        uint32_t a[4];
+        decoder.fragment(words[r], f, a);
+        multiply(a, x, f, sums[r][f % kClasses]);
+      }
   }
 
   // place.stage: the stage before the chunk's first.
@@ -249,10 +259,11 @@ struct Worker {
         const uint32_t one[4] = {kOne, kOne, kOne, kOne};
 #pragma unroll
         for (int column = 0; column < kColumns; ++column) {
-          ptx::mma<Act>(sums[f % kClasses][column], a, x[column][f % 2 * 2], x[column][f % 2 * 2 + 1]);
+          ptx::mma<Act>(sums[0][f % kClasses][column], a, x[column][f % 2 * 2], x[column][f % 2 * 2 + 1]);
           if (kOnes) ptx::mma<Act>(ones[column], one, x[column][f % 2 * 2], x[column][f % 2 * 2 + 1]);
         }
         if ((f & mask) != mask) continue;
+        if (((chunk + step) * 8 + f) >> shift >= p.groups) continue;  // beyond k: no scale came
         const uint32_t group = place.scales + ((step * 8 + f) >> shift) * 32 + at.lane / 4 * 4;
         const uint32_t scale = ptx::load_shared(group),
                        stored = Zeros ? ptx::load_shared(group + Ring::kGroupBytes) : 0;
@@ -260,7 +271,7 @@ struct Worker {
 #pragma unroll
         for (int column = 0; column < kColumns; ++column)
           found[column][0] = ones[column][0], found[column][1] = ones[column][1];
-        apply_scales({scale, scale}, {stored, stored}, found);
+        apply_scales(0, {scale, scale}, {stored, stored}, found);
         clear(ones);
       }
 #pragma unroll
@@ -270,7 +281,8 @@ struct Worker {
 
   // A tile's slice, from its first stage in the ring.
   __device__ __forceinline__ void run_tile(Place& place, Feed& feed) {
-    clear(total);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) clear(total[r]);
 #pragma unroll 1
     for (int chunk = at.first_step; chunk < at.end_step; chunk += Ring::kChunk) {
       const int steps = min(Ring::kChunk, at.end_step - chunk);
