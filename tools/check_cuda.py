@@ -93,14 +93,16 @@ def usage_problems(registers: int, stack: int, shared: int, threads: int | None)
 
 def dynamic_shared(folder: Path = ROOT / "csrc/templates") -> dict[str, int]:
     """The most shared memory that launchers ask for, per namespace of the templates: their kSharedBytes."""
-    found = {}
-    for text in (path.read_text() for path in sorted(folder.glob("*.cuh"))):
+    found, asked = {}, set()
+    for text in (path.read_text() for path in sorted(folder.rglob("*.cuh"))):
         sizes = [prod(map(int, product.split("*"))) for product in _SHARED.findall(text)]
-        if sizes or "extern __shared__" in text:
-            for space in _SPACE.findall(text):
-                # Why more than any limit: memory that nobody can see here must not pass.
-                found[space] = max(*sizes, found.get(space, 0)) if sizes else 1 << 30
-    return found
+        for space in _SPACE.findall(text):
+            if "extern __shared__" in text:
+                asked.add(space)
+            if sizes:
+                found[space] = max(*sizes, found.get(space, 0))
+    # Why more than any limit: memory that nobody can see here must not pass.
+    return {space: found.get(space, 1 << 30) for space in asked | set(found)}
 
 
 def problems(path: Path, cuobjdump: str) -> tuple[int, list[str]]:

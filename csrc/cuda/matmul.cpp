@@ -5,6 +5,7 @@
 // has one node.
 #include "matmul.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <string_view>
@@ -52,19 +53,24 @@ bool run_tile(const MatmulArgs& args, int weight, int act, const Launch& launch)
   return false;
 }
 
-// The same for 9 to 16 rows, 8 at a time: the weight is read twice, which costs less than expanding it.
-bool run_tile_twice(MatmulArgs args, int weight, int act, const Launch& launch) {
-  constexpr int64_t kFirst = 8, kWidth = 2;  // rows; bytes of a value
-  const int64_t rows = args.x.m;
-  if (rows <= kFirst || rows > 2 * kFirst) return false;
-  args.x.m = kFirst;
-  if (!run_tile(args, weight, act, launch)) return false;
-  args.x.m = rows - kFirst;
-  args.x.data = static_cast<const uint8_t*>(args.x.data) + kFirst * args.x.row_stride * kWidth;
-  args.y.data = static_cast<uint8_t*>(args.y.data) + kFirst * args.y.row_stride * kWidth;
-  // Fewer rows fit where more do.
-  STD_TORCH_CHECK(run_tile(args, weight, act, launch), "the last rows of a product were refused");
-  return true;
+// The same some rows at a time, when x of all of them does not fit: the weight is read several times, which costs less
+// than expanding it.
+bool run_tile_in_parts(const MatmulArgs& whole, int weight, int act, const Launch& launch) {
+  constexpr int64_t kWidth = 2;  // bytes of a value
+  for (int64_t part = kTokens.back() / 2; part; part /= 2) {
+    if (whole.x.m <= part) continue;
+    MatmulArgs args = whole;
+    args.x.m = part;
+    if (!run_tile(args, weight, act, launch)) continue;
+    for (int64_t done = part; done < whole.x.m; done += part) {
+      args.x.m = std::min(part, whole.x.m - done);
+      args.x.data = static_cast<const uint8_t*>(whole.x.data) + done * whole.x.row_stride * kWidth;
+      args.y.data = static_cast<uint8_t*>(whole.y.data) + done * whole.y.row_stride * kWidth;
+      STD_TORCH_CHECK(run_tile(args, weight, act, launch), "rows ", done, " and on of a product were refused");
+    }
+    return true;
+  }
+  return false;
 }
 
 // Runs decode kernels, if some hold the product; else nothing was launched, and args may name a copy of x instead of x.
@@ -76,7 +82,7 @@ bool run_decode(MatmulArgs& args, int weight, int act, const Launch& launch, con
   if (!forced && (args.w.scale_type == ScaleType::kFloat32 || !smallest_tile(weight, act, args.x.m))) return false;
 
   if (!aligned(args.x)) copy = align_rows(args.x, args.w.k, launch.device, x);
-  if (!forced) return run_tile(args, weight, act, launch) || run_tile_twice(args, weight, act, launch);
+  if (!forced) return run_tile(args, weight, act, launch) || run_tile_in_parts(args, weight, act, launch);
   STD_TORCH_CHECK(!refused(forced->run(args, launch), forced->name), forced->name,
                   " was forced and can't hold a product with M ", args.x.m, ", N ", args.w.n, ", K ", args.w.k,
                   ": x must fit into shared memory, and scales must have 16 bits");

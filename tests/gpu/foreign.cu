@@ -9,9 +9,8 @@
 
 #include <cstdint>
 
-namespace {
-
-// The manners of one launch; tests/gpu/foreign.py has the same fields.
+// The manners of one launch; tests/gpu/foreign.py has the same fields. Why not in the unnamed namespace: functions that
+// take it would not be exported.
 struct Manner {
   void* stream;
   int blocks;
@@ -20,6 +19,8 @@ struct Manner {
   int waits;       // waits for its predecessor, as every correct kernel does
   int64_t cycles;  // pause before it touches memory
 };
+
+namespace {
 
 __device__ void enter(const Manner& manner) {
   if (manner.trigger) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
