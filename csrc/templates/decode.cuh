@@ -46,11 +46,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) kernel(const __grid_constan
 
   // ---- setup
   ptx::launch_dependents();
-  if (p.cluster_shift) ptx::cluster_arrive_early();
+  const uint32_t shared = ptx::shared_address(memory), met = shared + Map::kMet;
+  if (p.cluster_shift) {
+    if (threadIdx.x < 2) ptx::barrier_init(met + threadIdx.x * 8);
+    __syncwarp();
+    ptx::cluster_arrive_early();
+  }
   // Every warp writes the zeros that it reads.
   if (threadIdx.x % 32 < 16) reinterpret_cast<uint4*>(memory)[threadIdx.x % 32] = {0, 0, 0, 0};
   const Position at(p, Tile::kWarps);
-  const uint32_t shared = ptx::shared_address(memory);
   const uint32_t x = shared + Map::kX, ones = x + p.x_bytes, meeting = ones + p.ones_bytes;
 
   // ---- weights: they do not depend on the kernel before. All of the ring but its last stage
@@ -70,17 +74,21 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) kernel(const __grid_constan
                                feed.ring + Ring::kDepth * Ring::kStageBytes};
 #pragma unroll 1
   for (int pass = 0; pass * p.pass_tiles < p.most_tiles; ++pass) {
-    // Why two places: one is read while the next is written.
+    // Why two places: one is read while the next is written. No block is two passes ahead of another: to pass a meeting
+    // it needs what each of them handed in after it had read the one before.
     const uint32_t sums = meeting + (pass & 1) * p.meeting_bytes;
+    const uint32_t barrier = met + (pass & 1) * 8;
+    if (p.cluster_shift && threadIdx.x == 0)
+      ptx::barrier_expect(barrier, owned_tiles<Tile>(at) * (kSumBytes<Tile> << (p.cluster_shift + p.warps_k_shift)));
 #pragma unroll 1
     for (int i = 0; i < p.pass_tiles; i += Ring::kRows) {
-      if (at.first_tile + pass * p.pass_tiles + i >= at.end_tile) break;
-      worker.run_tile(place, feed);
+      if (at.first_tile + pass * p.pass_tiles + i < at.end_tile) worker.run_tile(place, feed);
 #pragma unroll
-      for (int r = 0; r < Ring::kRows; ++r) hand_in<Tile>(at, sums, i + r, worker.total[r]);
+      for (int r = 0; r < Ring::kRows; ++r) hand_in<Tile>(at, sums, barrier, i + r, worker.total[r]);
     }
-    meet(p);
+    meet(p, barrier, pass / 2);
     store_pass<Act, typename Worker::Decoder, Tile>(at, sums, pass * p.pass_tiles);
+    if (p.cluster_shift) __syncthreads();  // all of the block has read before any of it hands in again
   }
 }
 
@@ -107,7 +115,7 @@ inline int split(Problem& p, int cluster_shift, int warps_k_shift, int sms) {
   for (p.pass_tiles = std::min(kMostTiles, (p.most_tiles + kRows - 1) / kRows * kRows); p.pass_tiles >= kRows;
        p.pass_tiles -= kRows) {
     const int owned = (warps_n * p.pass_tiles + cluster - 1) / cluster;
-    p.meeting_bytes = owned * splits * (Tile::kTokens <= 2 ? 128 : Tile::kColumns * 512);
+    p.meeting_bytes = owned * splits * kSumBytes<Tile>;
     if (fixed + 2 * p.meeting_bytes <= Tile::kSharedBytes) return static_cast<int>(fixed) + 2 * p.meeting_bytes;
   }
   return 0;

@@ -326,3 +326,15 @@ def test_out_beside_x_in_one_buffer_leaves_the_rest_alone():
     lowbit.matmul(both[:, :520], weight.pw, out=both[:, 528:578])
     assert_right(x, weight, y=both[:, 528:578])
     assert (both[:, 520:528] == 7).all() and (both[:, 578:] == 7).all() and oracle.same_bits(both[:, :520].clone(), x)
+
+
+@pytest.mark.parametrize("dtype", ["int1", "int3", "uint4", "int8", "float6_e3m2"])
+@pytest.mark.parametrize("m", [1, 2, 4, 8, 16])
+def test_warp_with_many_tiles_and_one_step_each(dtype, m):
+    """Codes and scales of the next tiles must not come into places of the ring that are still read."""
+    weight = oracle.make(dtype, (60000, 1024), 128, "zero" if dtype.startswith("uint") else "none")
+    x = oracle.normal(m, 1024, dtype=torch.float16)
+    exact, share_of = oracle.product(x, weight)
+    for _ in range(3):
+        reason = oracle.wrong(lowbit.matmul(x, weight.pw), exact, share_of)
+        assert reason is None, reason

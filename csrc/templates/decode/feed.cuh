@@ -38,10 +38,9 @@ struct Feed {
         ring(ring_address),
         tile(at.first_step < at.end_step ? at.first_tile : at.end_tile),
         chunk(at.first_step),
+        left(0),
         to(ring_address),
-        scales_to(ring_address + Ring::kDepth * Ring::kStageBytes) {
-    open_chunk();
-  }
+        scales_to(ring_address + Ring::kDepth * Ring::kStageBytes) {}
 
   // Finds the codes of a chunk and fetches its scales: lanes of the lower half do, those of the upper half fetch zeros.
   __device__ __forceinline__ void open_chunk() {
@@ -79,6 +78,8 @@ struct Feed {
   }
 
   __device__ __forceinline__ void fetch() {
+    // Why not when the chunk before ends: its scales would come into a slot that may still be read.
+    if (left <= 0) open_chunk();
     if (left > 0) {
       uint32_t stage = to + lane * 16;
 #pragma unroll
@@ -103,7 +104,6 @@ struct Feed {
       to += Ring::kStageBytes;
       if (to == ring + Ring::kDepth * Ring::kStageBytes) to = ring;
       left -= Ring::kSteps;
-      if (left <= 0) open_chunk();
     }
     ptx::commit();
   }

@@ -19,15 +19,35 @@ __device__ __forceinline__ float load_bias(const void* bias, FloatType type, int
   return __bfloat162float(static_cast<const __nv_bfloat16*>(bias)[n]);
 }
 
-// A warp's sums of tile i of the pass.
+// Bytes of a tile's sums from one slice.
 template <class Tile>
-__device__ __forceinline__ void hand_in(const Position& at, uint32_t place, int i,
+constexpr int kSumBytes = (Tile::kTokens <= 2 ? 8 : Tile::kColumns * 32) * 16;
+
+// How many tiles of a pass this block owns.
+template <class Tile>
+__device__ __forceinline__ int owned_tiles(const Position& at) {
+  const int slots = (Tile::kWarps >> at.p.warps_k_shift) * at.p.pass_tiles;
+  return (slots - at.rank + (1 << at.p.cluster_shift) - 1) >> at.p.cluster_shift;
+}
+
+// A warp's sums of tile i of the pass; every warp hands in something for every i, so that owners know what to wait for.
+template <class Tile>
+__device__ __forceinline__ void hand_in(const Position& at, uint32_t place, uint32_t met, int i,
                                         const float (&total)[Tile::kColumns][4]) {
   const Problem& p = at.p;
-  constexpr int kTokens = Tile::kTokens, kColumns = Tile::kColumns;
+  constexpr int kTokens = Tile::kTokens;
   const int slot = (at.warp >> p.warps_k_shift) * p.pass_tiles + i;
   const int owned = ((slot >> p.cluster_shift) << (p.cluster_shift + p.warps_k_shift)) + at.slice;
   const uint32_t owner = slot & ((1 << p.cluster_shift) - 1);
+  place += owned * kSumBytes<Tile>;
+  const auto store = [&](int item, float4 values) {
+    if (p.cluster_shift) {
+      ptx::store_in_cluster(place + item * 16, met, owner, values);
+    } else {
+      ptx::store_shared(place + item * 16, make_uint4(__float_as_uint(values.x), __float_as_uint(values.y),
+                                                      __float_as_uint(values.z), __float_as_uint(values.w)));
+    }
+  };
   if constexpr (kTokens <= 2) {
     float values[4];
 #pragma unroll
@@ -38,23 +58,18 @@ __device__ __forceinline__ void hand_in(const Position& at, uint32_t place, int 
       values[j] += __shfl_xor_sync(~0u, values[j], 1);
       values[j] += __shfl_xor_sync(~0u, values[j], 2);
     }
-    if (at.lane % 4 == 0)
-      ptx::store_in_cluster(place + (owned * 8 + at.lane / 4) * 16, owner, {values[0], values[1], values[2], values[3]},
-                            p.cluster_shift);
+    if (at.lane % 4 == 0) store(at.lane / 4, {values[0], values[1], values[2], values[3]});
   } else {
 #pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
-      const float4 values = {total[column][0], total[column][1], total[column][2], total[column][3]};
-      ptx::store_in_cluster(place + ((owned * kColumns + column) * 32 + at.lane) * 16, owner, values, p.cluster_shift);
-    }
+    for (int column = 0; column < Tile::kColumns; ++column)
+      store(column * 32 + at.lane, {total[column][0], total[column][1], total[column][2], total[column][3]});
   }
 }
 
-// Waits for all that was handed in.
-__device__ __forceinline__ void meet(const Problem& p) {
+// Waits for all that was handed in; round: how often the barrier was used before.
+__device__ __forceinline__ void meet(const Problem& p, uint32_t met, int round) {
   if (p.cluster_shift) {
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
+    ptx::barrier_wait(met, round & 1);
   } else {
     __syncthreads();
   }
@@ -68,8 +83,7 @@ __device__ __forceinline__ void store_pass(const Position& at, uint32_t place, i
   constexpr int kTokens = Tile::kTokens;
   constexpr int kItems = kTokens <= 2 ? 8 : Tile::kColumns * 32;  // of a tile
   const int splits = 1 << (p.cluster_shift + p.warps_k_shift);
-  const int slots = (Tile::kWarps >> p.warps_k_shift) * p.pass_tiles;
-  const int owned = (slots - at.rank + (1 << p.cluster_shift) - 1) >> p.cluster_shift;
+  const int owned = owned_tiles<Tile>(at);
 #pragma unroll 1
   for (int i = threadIdx.x; i < owned * kItems; i += Tile::kThreads) {
     const int own = i / kItems, item = i % kItems;

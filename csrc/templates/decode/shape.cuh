@@ -19,7 +19,7 @@ struct Tile {
   static constexpr int kWarps = 8, kThreads = 32 * kWarps;
   // Why: two launches must fit on a multiprocessor, or the next one can't start early.
   static constexpr int kSharedBytes = 112 * 1024, kRegisters = 32 * 1024;
-  static constexpr int kRingBytes = (Tokens <= 2 ? 76 : 56) * 1024 / kWarps;  // of a warp; x takes most of the rest
+  static constexpr int kRingBytes = (Tokens <= 2 ? 76 : 60) * 1024 / kWarps;  // of a warp; x takes most of the rest
 };
 
 // K or tiles cut into parts that differ by one at most: part i starts at i * each + min(i, more).
@@ -71,10 +71,10 @@ struct Ring {
   static constexpr int kGroupBytes = 32 * kChunk * (Fine ? 8 : 1);
   static constexpr int kTileScaleBytes = kGroupBytes * (Zeros ? 2 : 1);
   static constexpr int kScaleBytes = kTileScaleBytes * kRows;
-  static constexpr int kFit = (Tile::kRingBytes - kScaleBytes) / (kStageBytes + kScaleBytes);
+  static constexpr int kFit = Tile::kRingBytes / (kStageBytes + kScaleBytes);
   static constexpr int kDepth = kFit < 2 ? 2 : kFit > 8 ? 8 : kFit;  // stages
-  // Why one more: a chunk may be one stage, and its scales are read after its codes.
-  static constexpr int kScaleSlots = kDepth + 1;
+  // Why as many: a chunk may be one stage.
+  static constexpr int kScaleSlots = kDepth;
   static constexpr int kBytes = kDepth * kStageBytes + kScaleSlots * kScaleBytes;
 };
 
@@ -82,8 +82,9 @@ struct Ring {
 template <class Weight, class Tile, bool Fine, bool Zeros>
 struct Map {
   using Ring = decode::Ring<Weight, Tile, Fine, Zeros>;
-  static constexpr int kZeros = 0;  // 256 bytes of 0, which columns without x read
-  static constexpr int kRings = 256;
+  static constexpr int kZeros = 0;    // 256 bytes of 0, which columns without x read
+  static constexpr int kMet = 256;    // two barriers: the sums of an even, of an odd pass have come
+  static constexpr int kRings = 384;  // Why not 272: loads of a warp would touch five lines of 128 bytes, not four
   static constexpr int kX = kRings + Tile::kWarps * Ring::kBytes;  // then sums of x, then sums that meet
 };
 

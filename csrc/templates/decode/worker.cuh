@@ -26,8 +26,10 @@ struct Worker {
   static constexpr int kBits = Weight::kBits, kColumns = Tile::kColumns, kTokens = Tile::kTokens;
   static constexpr int kPhases = Fine ? 1 : Tile::kPhases;
   // Fragments go to classes in turn. Why more than a decoder asks for: the products of one sum wait for each other.
-  static constexpr int kClasses = 2;
+  static constexpr int kClasses = kPhases == 1 && kColumns * Ring::kRows > 1 ? Decoder::kClasses : 2;
   static constexpr bool kOnes = Decoder::kSubtractOffset || Zeros;  // sums of x are needed
+  // With a step a group, sums can begin at what the offset takes away, for nothing.
+  static constexpr bool kBeginAtOffset = kPhases == 1 && !Fine && Decoder::kSubtractOffset && !Zeros;
   using Sum = float[kColumns][4];
   using XFragments = uint32_t[4][kColumns][4];  // 32 k each
 
@@ -124,13 +126,31 @@ struct Worker {
             const float factor = more >= 0 ? 1.0f / (1 << (more & 31)) : static_cast<float>(1 << (-more & 31));
             value = fmaf(sums[r][c][column][i], factor, value);
           }
-          if (kOnes) value = fmaf(-zero[h], x_sum[column][side], value);
+          if (kOnes && !kBeginAtOffset) value = fmaf(-zero[h], x_sum[column][side], value);
           total[r][column][i] = fmaf(scale[h], value, total[r][column][i]);
           if (Zeros) total[r][column][i] = fmaf(shift[h], x_sum[column][side], total[r][column][i]);
         }
     }
 #pragma unroll
     for (int c = 0; c < kClasses; ++c) clear(sums[r][c]);
+  }
+
+  // The sum of x of a column, counted from the first token of a step.
+  __device__ __forceinline__ float sum_of_x(int step, int column) const {
+    return __uint_as_float(ptx::load_shared(ones + ((step - at.block_step(at.rank)) * kTokens + column) * 4));
+  }
+
+  __device__ __forceinline__ void begin_at_offset(int step) {
+    constexpr float kFactor[2] = {-static_cast<float>(1 << Decoder::exponent(0, 0)),
+                                  -static_cast<float>(1 << Decoder::exponent(0, 1))};
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float x_sum = sum_of_x(step, column * 8 + at.lane % 4 * 2 + i % 2);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) sums[r][0][column][i] = p.zero_base * kFactor[i / 2] * x_sum;
+      }
   }
 
   // The columns hold steps began .. began + kPhases - 1 of a chunk, those below `steps`: apply their scales.
@@ -154,13 +174,10 @@ struct Worker {
           if (Zeros) stored[r][side] = used ? ptx::load_shared(from + Ring::kGroupBytes) : 0;
         }
       }
-      if (kOnes)
+      if (kOnes && !kBeginAtOffset)
 #pragma unroll
         for (int column = 0; column < kColumns; ++column)
-          x_sum[column][side] =
-              used ? __uint_as_float(ptx::load_shared(
-                         ones + ((chunk - at.block_step(at.rank) + began) * kTokens + column * 8 + 2 * t + side) * 4))
-                   : 0.0f;
+          x_sum[column][side] = used ? sum_of_x(chunk + began, column * 8 + 2 * t + side) : 0.0f;
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) apply_scales(r, scale[r], stored[r], x_sum);
@@ -220,6 +237,7 @@ struct Worker {
 #pragma unroll
       for (int i = 0; i < Ring::kSteps; ++i) {
         if (i && step + i >= steps) break;
+        if (kBeginAtOffset) begin_at_offset(chunk + step + i);
         run_step(place.stage, i, (step + i) % kPhases, row, row_bytes);
         // Why here only: phases end with a stage, or with every few of its steps.
         constexpr int kEvery = kPhases < Ring::kSteps ? kPhases : Ring::kSteps;

@@ -19,30 +19,57 @@ __device__ __forceinline__ void cluster_arrive_early() {
 #endif
 }
 
-__device__ __forceinline__ void cluster_arrive() {
-#ifdef LOWBIT_CLUSTERS
-  asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
-#endif
-}
-
 __device__ __forceinline__ void cluster_wait() {
 #ifdef LOWBIT_CLUSTERS
   asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
 #endif
 }
 
-// Four floats to the place `to` of this block's shared memory, but in the block of rank `block` of a cluster.
-__device__ __forceinline__ void store_in_cluster(uint32_t to, uint32_t block, float4 v, bool clustered) {
+// A barrier is 8 bytes of shared memory; its phase flips when all arrivals and all announced bytes have come. This one
+// takes one arrival a phase. The fence makes it known to the cluster.
+__device__ __forceinline__ void barrier_init(uint32_t barrier) {
 #ifdef LOWBIT_CLUSTERS
-  if (clustered) {
-    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;\n" : "+r"(to) : "r"(block));
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-                 : "memory");
-    return;
-  }
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n" ::"r"(barrier) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
 #endif
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-               : "memory");
+}
+
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
+#ifdef LOWBIT_CLUSTERS
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+#ifdef LOWBIT_CLUSTERS
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "retry:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finish;\n"
+      "bra retry;\n"
+      "finish:\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+#endif
+}
+
+// Four floats to the place `to` of this block's shared memory, but in the block of rank `block`, whose barrier at the
+// place `barrier` counts their bytes. Why not a plain store: its release would wait for every copy that is under way.
+__device__ __forceinline__ void store_in_cluster(uint32_t to, uint32_t barrier, uint32_t block, float4 v) {
+#ifdef LOWBIT_CLUSTERS
+  asm volatile(
+      "{\n"
+      ".reg .b32 there, counts;\n"
+      "mapa.shared::cluster.u32 there, %0, %2;\n"
+      "mapa.shared::cluster.u32 counts, %1, %2;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [counts];\n"
+      "}\n" ::"r"(to),
+      "r"(barrier), "r"(block), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+      : "memory");
+#endif
 }
 
 }  // namespace lowbit::ptx
