@@ -82,7 +82,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--act", default="float16", help="type of x (float16)")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
-    results = [json.loads(path.read_text()) for path in args.files]
+    try:
+        results = [json.loads(path.read_text()) for path in args.files]
+    except (OSError, ValueError) as why:
+        parser.error(f"expected result files of bench_matmul.py: {why}")
     known = list(dict.fromkeys(tuple(r["shape"]) for r in results[0]["rows"]))
     shapes = [tuple(map(int, text.split("x"))) for text in args.shape] if args.shape else known
     path = args.out or args.files[0].with_suffix(".svg")

@@ -192,8 +192,7 @@ inline int launch_kernel(Problem& p, const Launch& launch) {
   config.dynamicSmemBytes = shared;
   config.stream = static_cast<cudaStream_t>(launch.stream);
   config.attrs = attributes;
-  config.numAttrs = p.cluster_shift ? 2 : 1;
-  attributes[0].val.programmaticStreamSerializationAllowed = launch.overlap;
+  config.numAttrs = !launch.overlap ? 0 : p.cluster_shift ? 2 : 1;  // clusters only where launches overlap
   return cudaLaunchKernelEx(&config, kernel<Weight, Act, Tile, Fine, Zeros>, p);
 }
 

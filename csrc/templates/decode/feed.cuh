@@ -67,8 +67,8 @@ struct Feed {
 #pragma unroll
       for (int i = 0; i < Ring::kGroupBytes / 256; ++i)
         if (i * 256 < bytes && (Zeros || lane < 16))
-          ptx::copy_async_whole(place + r * Ring::kTileScaleBytes + i * 256,
-                                from + static_cast<int64_t>(r) * p.groups * 32 + i * 256);
+          ptx::copy_async(place + r * Ring::kTileScaleBytes + i * 256,
+                          from + static_cast<int64_t>(r) * p.groups * 32 + i * 256);
     }
     scales_to += Ring::kScaleBytes;
     if (scales_to == ring + Ring::kBytes) scales_to -= Ring::kScaleSlots * Ring::kScaleBytes;
@@ -96,7 +96,7 @@ struct Feed {
 #pragma unroll
           for (int i = 0; i * 512 < kStage * width; ++i)
             if ((Ring::kSteps == 1 && i * 512 + 512 <= kStage * width) || i * 512 + lane * 16 < bytes)
-              ptx::copy_async_whole(stage + r * Ring::kTileBytes + i * 512, tile_from + i * 512);
+              ptx::copy_async(stage + r * Ring::kTileBytes + i * 512, tile_from + i * 512);
         }
         stage += kStage * width;
         from += kStage * width;

@@ -18,7 +18,7 @@ struct Tile {
   // Why not 16 warps: 64 registers a thread are too few.
   static constexpr int kWarps = 8, kThreads = 32 * kWarps;
   // Why: two launches must fit on a multiprocessor, or the next one can't start early.
-  static constexpr int kSharedBytes = 112 * 1024, kRegisters = 32 * 1024;
+  static constexpr int kSharedBytes = 112 * 1024;
   static constexpr int kRingBytes = (Tokens <= 2 ? 76 : 60) * 1024 / kWarps;  // of a warp; x takes most of the rest
 };
 

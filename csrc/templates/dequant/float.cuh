@@ -49,17 +49,12 @@ __device__ __forceinline__ void float_fragment(const Words<1 + Exponent + Mantis
 }  // namespace planes
 
 template <int Exponent, int Mantissa>
-struct Decoder<Float<Exponent, Mantissa>, __half> {
+struct Decoder<Float<Exponent, Mantissa>, __half> : ValueDecoder {
   using Type = Float<Exponent, Mantissa>;
   using Words = planes::Words<Type::kBits>;
-  static constexpr int kClasses = 1;
-  static constexpr bool kSubtractOffset = false;
   // 2^(bias - 15), which is subnormal for a bias of 0.
   static constexpr uint32_t kOne = planes::halves(Type::kBias ? Type::kBias << 10 : 0x0200);
   static constexpr float kUnit = static_cast<float>(1 << (15 - Type::kBias));
-
-  static __host__ __device__ constexpr int class_of(int) { return 0; }
-  static __host__ __device__ constexpr int exponent(int, int) { return 0; }
 
   __device__ explicit Decoder(float /*offset*/) {}
   __device__ __forceinline__ void fragment(const Words& from, int f, uint32_t (&a)[4]) const {
@@ -68,16 +63,11 @@ struct Decoder<Float<Exponent, Mantissa>, __half> {
 };
 
 template <int Exponent, int Mantissa>
-struct Decoder<Float<Exponent, Mantissa>, __nv_bfloat16> {
+struct Decoder<Float<Exponent, Mantissa>, __nv_bfloat16> : ValueDecoder {
   using Type = Float<Exponent, Mantissa>;
   using Words = planes::Words<Type::kBits>;
-  static constexpr int kClasses = 1;
-  static constexpr bool kSubtractOffset = false;
   static constexpr uint32_t kOne = 0x3F803F80u;
   static constexpr float kUnit = 1.0f;
-
-  static __host__ __device__ constexpr int class_of(int) { return 0; }
-  static __host__ __device__ constexpr int exponent(int, int) { return 0; }
 
   __device__ explicit Decoder(float /*offset*/) {}
   __device__ __forceinline__ void fragment(const Words& from, int f, uint32_t (&a)[4]) const {

@@ -16,6 +16,13 @@ namespace lowbit {
 template <class Weight, class Act>
 struct Decoder;
 
+// What decoders of values, rather than codes, have in common: one class of fragments, and no offset left to take away.
+struct ValueDecoder {
+  static constexpr int kClasses = 1;
+  static constexpr bool kSubtractOffset = false;
+  static __host__ __device__ constexpr int exponent(int, int) { return 0; }
+};
+
 namespace planes {
 
 // One word whose bytes hold whole codes of (f, h) with the lowest bit at code_bit(f, h).
@@ -80,7 +87,6 @@ struct Decoder<Int<Bits>, __half> {
   static constexpr uint32_t kOne = 0x00010001u;  // what a value of 1 looks like
   static constexpr float kUnit = 16777216.0f;    // and its inverse
 
-  static __host__ __device__ constexpr int class_of(int f) { return f % kClasses; }
   // Products of a class and row half come out 2^exponent times too large.
   static __host__ __device__ constexpr int exponent(int cls, int h) { return Codes::code_bit(cls, h); }
 
@@ -91,16 +97,11 @@ struct Decoder<Int<Bits>, __half> {
 };
 
 template <int Bits>
-struct Decoder<Int<Bits>, __nv_bfloat16> {
+struct Decoder<Int<Bits>, __nv_bfloat16> : ValueDecoder {
   using Codes = planes::Codes<Bits>;
   using Words = typename Codes::Source;
-  static constexpr int kClasses = 1;
-  static constexpr bool kSubtractOffset = false;
   static constexpr uint32_t kOne = 0x3C803C80u;  // 2^-6
   static constexpr float kUnit = 64.0f;
-
-  static __host__ __device__ constexpr int class_of(int) { return 0; }
-  static __host__ __device__ constexpr int exponent(int, int) { return 0; }
 
   __nv_bfloat162 minus_offset;
 

@@ -10,18 +10,10 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// 16 bytes from global to shared memory, past L1; of these the first `bytes` are read and the rest become 0.
-// Why not ld.global: a register per 4 bytes in flight is too dear, and why not a bulk copy: it has no part in sm_80.
-__device__ __forceinline__ void copy_async(uint32_t to, const void* from, int bytes = 16) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void copy_async_whole(uint32_t to, const void* from) {
+// 16 bytes from global to shared memory, past L1. Why not ld.global: a register per 4 bytes in flight is too dear. Why
+// not a bulk copy: those of different lanes are issued one after the other, and sm_80 has none.
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(to), "l"(from) : "memory");
-}
-
-__device__ __forceinline__ void copy_async_8(uint32_t to, const void* from) {
-  asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8;\n" ::"r"(to), "l"(from) : "memory");
 }
 
 // 16 bytes of x. Why volatile and not __ldg: it must stay below the wait for the previous kernel.
