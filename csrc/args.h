@@ -57,12 +57,13 @@ struct MatmulArgs {
 
 using MatmulFn = void (*)(const MatmulArgs&);
 
-// How a CUDA kernel is launched: where, on how many multiprocessors, and whether it may overlap the kernel before it
-// (programmatic dependent launch, compute capability 9.0 and newer).
+// How a CUDA kernel is launched: where, and whether it may overlap the kernel before it (programmatic dependent launch,
+// compute capability 9.0 and newer). clusters: how many clusters of 1, 2, 4, 8 blocks run at once with a multiprocessor
+// for each block, which is less than their number allows: a cluster stays within a part of the GPU.
 struct Launch {
   int device;
   void* stream;
-  int sms;
+  int clusters[4];
   bool overlap;
 };
 

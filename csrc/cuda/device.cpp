@@ -9,6 +9,8 @@
 #include <atomic>
 #include <string>
 
+extern "C" int lowbit_cuda_most_clusters(int shift, int shared_bytes);  // clusters.cu
+
 namespace lowbit::cuda {
 namespace {
 
@@ -80,6 +82,25 @@ void* current_stream(int device) {
 int multiprocessors(int device) {
   static std::array<std::atomic<int>, kMaxDevices> known{};
   return attribute(cudaDevAttrMultiProcessorCount, device, known);
+}
+
+Clusters most_clusters(int device) {
+  static std::array<std::array<std::atomic<int>, kMaxDevices>, 4> known{};
+  static std::array<std::atomic<int>, kMaxDevices> shared{};
+  const int alone = multiprocessors(device);
+  if (compute_capability(device) < 90) return {alone, 0, 0, 0};
+  Clusters most = {alone, 0, 0, 0};
+  for (int shift = 1; shift < 4; ++shift) {
+    int count = known[shift][device].load(std::memory_order_relaxed);
+    if (count == 0) {
+      const int found = lowbit_cuda_most_clusters(shift, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device, shared));
+      check(found < 0 ? -found : 0, "asking how many clusters of blocks the device holds");
+      count = found + 1;  // Why: 0 stands for not asked yet
+      known[shift][device].store(count, std::memory_order_relaxed);
+    }
+    most[shift] = count - 1;
+  }
+  return most;
 }
 
 int compute_capability(int device) {

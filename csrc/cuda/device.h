@@ -1,5 +1,6 @@
 // What the host code of CUDA ops asks of the machine: streams, devices, errors. It knows torch's C functions only.
 #pragma once
+#include <array>
 #include <cstdint>
 
 namespace lowbit::cuda {
@@ -8,6 +9,9 @@ namespace lowbit::cuda {
 void* current_stream(int device);
 
 int multiprocessors(int device);
+// How many clusters of 1, 2, 4, 8 blocks the device, which is current, runs at once: see struct Launch.
+using Clusters = std::array<int, 4>;
+Clusters most_clusters(int device);
 // 90 for compute capability 9.0.
 int compute_capability(int device);
 

@@ -25,7 +25,8 @@ std::atomic<const DecodeRow*> forced_decode{nullptr};
 std::atomic<const DequantRow*> forced_dequant{nullptr};
 
 Launch launch_on(int device) {
-  return {device, current_stream(device), multiprocessors(device), compute_capability(device) >= 90};
+  const Clusters most = most_clusters(device);
+  return {device, current_stream(device), {most[0], most[1], most[2], most[3]}, compute_capability(device) >= 90};
 }
 
 bool aligned(const Input& x) {

@@ -27,7 +27,7 @@
 #include <cstdint>
 
 #include "../args.h"
-#include "decode/activations.cuh"
+#include "decode/byte_worker.cuh"
 #include "decode/feed.cuh"
 #include "decode/meeting.cuh"
 #include "decode/shape.cuh"
@@ -37,11 +37,25 @@
 
 namespace lowbit::decode {
 
+#ifndef LOWBIT_BYTES_MOST
+#define LOWBIT_BYTES_MOST 4
+#endif
+// Integers multiply as bytes; floats, and scales finer than 128 k, in the type of x.
+template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+using WorkerOf = std::conditional_t<Fine || Weight::kFloat || (Tile::kTokens > LOWBIT_BYTES_MOST), Worker<Weight, Act, Tile, Fine, Zeros>,
+                                    ByteWorker<Weight, Act, Tile, Zeros>>;
+
+#ifndef LOWBIT_WARPS_FEW
+#define LOWBIT_WARPS_FEW 8
+#endif
+template <class Weight, int Tokens>
+using CoarseTile = Tile<Tokens, (Weight::kFloat || Tokens > 4) ? 8 : LOWBIT_WARPS_FEW>;
+
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 __global__ void __launch_bounds__(Tile::kThreads, 2) kernel(const __grid_constant__ Problem p) {
-  using Worker = decode::Worker<Weight, Act, Tile, Fine, Zeros>;
-  using Map = decode::Map<Weight, Tile, Fine, Zeros>;
-  using Ring = decode::Ring<Weight, Tile, Fine, Zeros>;
+  using Worker = WorkerOf<Weight, Act, Tile, Fine, Zeros>;
+  using Ring = typename Worker::Ring;
+  using Map = decode::Map<Ring, Tile>;
   extern __shared__ __align__(128) uint8_t memory[];
 
   // ---- setup
@@ -55,23 +69,23 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) kernel(const __grid_constan
   // Every warp writes the zeros that it reads.
   if (threadIdx.x % 32 < 16) reinterpret_cast<uint4*>(memory)[threadIdx.x % 32] = {0, 0, 0, 0};
   const Position at(p, Tile::kWarps);
-  const uint32_t x = shared + Map::kX, ones = x + p.x_bytes, meeting = ones + p.ones_bytes;
+  const uint32_t x = shared + Map::kX, table = x + p.x_bytes, meeting = table + p.table_bytes;
 
   // ---- weights: they do not depend on the kernel before. All of the ring but its last stage
-  decode::Feed<Weight, Tile, Fine, Zeros> feed(at, shared + Map::kRings + at.warp * Ring::kBytes);
+  typename Worker::Feed feed(at, shared + Map::kRings + at.warp * Ring::kBytes);
 #pragma unroll 1
   for (int i = 0; i + 1 < Ring::kDepth; ++i) feed.fetch();
+  feed.prefetch();
 
   // ---- x
   ptx::wait_for_previous_kernel();
-  bring_x<Act, Tile, Worker::kOnes && !Fine>(at, x, ones, 1.0f / Worker::Decoder::kUnit);
+  Worker::bring_x(at, x, table);
   __syncthreads();
   if (p.cluster_shift) ptx::cluster_wait();  // blocks store into each other's memory only when all of them run
 
   // ---- passes
-  Worker worker(at, shared + Map::kZeros, x, ones);
-  typename Worker::Place place{feed.ring + (Ring::kDepth - 1) * Ring::kStageBytes,
-                               feed.ring + Ring::kDepth * Ring::kStageBytes};
+  Worker worker(at, shared + Map::kZeros, x, table);
+  auto place = Worker::start(feed.ring);
 #pragma unroll 1
   for (int pass = 0; pass * p.pass_tiles < p.most_tiles; ++pass) {
     // Why two places: one is read while the next is written. No block is two passes ahead of another: to pass a meeting
@@ -79,15 +93,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) kernel(const __grid_constan
     const uint32_t sums = meeting + (pass & 1) * p.meeting_bytes;
     const uint32_t barrier = met + (pass & 1) * 8;
     if (p.cluster_shift && threadIdx.x == 0)
-      ptx::barrier_expect(barrier, owned_tiles<Tile>(at) * (kSumBytes<Tile> << (p.cluster_shift + p.warps_k_shift)));
+      ptx::barrier_expect(barrier, owned_tiles<Tile>(at) * (kSumBytes<Worker> << (p.cluster_shift + p.warps_k_shift)));
 #pragma unroll 1
     for (int i = 0; i < p.pass_tiles; i += Ring::kRows) {
       if (at.first_tile + pass * p.pass_tiles + i < at.end_tile) worker.run_tile(place, feed);
 #pragma unroll
-      for (int r = 0; r < Ring::kRows; ++r) hand_in<Tile>(at, sums, barrier, i + r, worker.total[r]);
+      for (int r = 0; r < Ring::kRows; ++r) hand_in(worker, at, sums, barrier, i + r, r);
     }
     meet(p, barrier, pass / 2);
-    store_pass<Act, typename Worker::Decoder, Tile>(at, sums, pass * p.pass_tiles);
+    store_pass<Act, Worker, Tile>(at, sums, pass * p.pass_tiles);
     if (p.cluster_shift) __syncthreads();  // all of the block has read before any of it hands in again
   }
 }
@@ -96,13 +110,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) kernel(const __grid_constan
 
 // Splits K over 2^cluster_shift blocks of 2^warps_k_shift warps each, in p; the bytes of shared memory that a block
 // then takes, or 0 when that is more than there is.
-template <class Weight, class Tile, bool Fine, bool Zeros>
-inline int split(Problem& p, int cluster_shift, int warps_k_shift, int sms) {
-  using Map = decode::Map<Weight, Tile, Fine, Zeros>;
-  constexpr int kRows = Map::Ring::kRows, kMostTiles = 8;
+template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+inline int split(Problem& p, int cluster_shift, int warps_k_shift, const Launch& launch) {
+  using Worker = WorkerOf<Weight, Act, Tile, Fine, Zeros>;
+  using Map = decode::Map<typename Worker::Ring, Tile>;
+  constexpr int kRows = Worker::Ring::kRows, kMostTiles = 8;
   const int cluster = 1 << cluster_shift, warps_k = 1 << warps_k_shift;
   const int splits = cluster * warps_k, warps_n = Tile::kWarps / warps_k;
-  const int row_groups = std::min(sms / cluster * warps_n, (p.tiles + warps_n - 1) / warps_n * warps_n);
+  const int row_groups = std::min(launch.clusters[cluster_shift] * warps_n, (p.tiles + warps_n - 1) / warps_n * warps_n);
   p.cluster_shift = cluster_shift, p.warps_k_shift = warps_k_shift;
   p.grid = row_groups / warps_n * cluster;
   p.slices = {p.steps / splits, p.steps % splits};
@@ -110,12 +125,12 @@ inline int split(Problem& p, int cluster_shift, int warps_k_shift, int sms) {
   p.most_tiles = (p.tiles + row_groups - 1) / row_groups;
   const int block_steps = p.slices.each * warps_k + std::min(p.slices.more, warps_k);
   p.x_bytes = block_steps * p.m * kRowBytes;
-  p.ones_bytes = ((block_steps + 8) * Tile::kTokens * 4 + 15) / 16 * 16;
-  const int64_t fixed = Map::kX + static_cast<int64_t>(p.x_bytes) + p.ones_bytes;
+  p.table_bytes = ((block_steps + 8) * Tile::kTokens * Worker::kTableBytes + 15) / 16 * 16;
+  const int64_t fixed = Map::kX + static_cast<int64_t>(p.x_bytes) + p.table_bytes;
   for (p.pass_tiles = std::min(kMostTiles, (p.most_tiles + kRows - 1) / kRows * kRows); p.pass_tiles >= kRows;
        p.pass_tiles -= kRows) {
     const int owned = (warps_n * p.pass_tiles + cluster - 1) / cluster;
-    p.meeting_bytes = owned * splits * kSumBytes<Tile>;
+    p.meeting_bytes = owned * splits * kSumBytes<Worker>;
     if (fixed + 2 * p.meeting_bytes <= Tile::kSharedBytes) return static_cast<int>(fixed) + 2 * p.meeting_bytes;
   }
   return 0;
@@ -136,18 +151,19 @@ inline float cost(const Problem& p, int warps_n) {
 
 // How the work is spread, in p: the smallest cluster that holds x, and the cheapest split in it. The bytes of shared
 // memory, or 0 when nothing fits.
-template <class Weight, class Tile, bool Fine, bool Zeros>
+template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 inline int spread(Problem& p, const Launch& launch) {
-  constexpr int kRows = Ring<Weight, Tile, Fine, Zeros>::kRows;
+  constexpr int kRows = WorkerOf<Weight, Act, Tile, Fine, Zeros>::Ring::kRows;
   // Clusters came with compute capability 9.0, like launches that overlap.
   const int most_cluster_shift = launch.overlap ? 3 : 0;
   for (int cluster_shift = 0; cluster_shift <= most_cluster_shift; ++cluster_shift) {
+    if (!launch.clusters[cluster_shift]) continue;
     Problem best{};
     float best_price = 0.0f;
     int bytes = 0;
     for (int warps_k_shift = 0; (1 << warps_k_shift) <= Tile::kWarps; ++warps_k_shift) {
       Problem found = p;
-      const int need = split<Weight, Tile, Fine, Zeros>(found, cluster_shift, warps_k_shift, launch.sms);
+      const int need = split<Weight, Act, Tile, Fine, Zeros>(found, cluster_shift, warps_k_shift, launch);
       if (!need) continue;
       const float price = cost<kRows, Tile::kTokens>(found, Tile::kWarps >> warps_k_shift);
       if (bytes && price >= best_price) continue;
@@ -177,7 +193,7 @@ inline cudaError_t prepare(int device) {
 
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 inline int launch_kernel(Problem& p, const Launch& launch) {
-  const int shared = spread<Weight, Tile, Fine, Zeros>(p, launch);
+  const int shared = spread<Weight, Act, Tile, Fine, Zeros>(p, launch);
   if (!shared) return cudaErrorInvalidValue;
   if (const cudaError_t error = prepare<Weight, Act, Tile, Fine, Zeros>(launch.device)) return error;
   cudaLaunchAttribute attributes[2]{};
@@ -189,7 +205,7 @@ inline int launch_kernel(Problem& p, const Launch& launch) {
   cudaLaunchConfig_t config{};
   config.gridDim = p.grid;
   config.blockDim = Tile::kThreads;
-  config.dynamicSmemBytes = shared;
+  config.dynamicSmemBytes = Tile::kSharedBytes;  // Why all: two blocks of one launch on a multiprocessor leave another idle
   config.stream = static_cast<cudaStream_t>(launch.stream);
   config.attrs = attributes;
   config.numAttrs = !launch.overlap ? 0 : p.cluster_shift ? 2 : 1;  // clusters only where launches overlap
@@ -222,6 +238,7 @@ inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   p.group_shift = 31;
   if (!whole_row)
     for (p.group_shift = 4; (1 << p.group_shift) < args.w.group_size;) ++p.group_shift;
+  p.group_steps = std::max(p.group_shift - 7, 0);
   p.groups = whole_row ? 1 : static_cast<int>((args.w.k + args.w.group_size - 1) / args.w.group_size);
   p.step = Weight::kFloat ? 1.0f : affine.step;
   p.zero_base = Weight::kFloat ? 0.0f : affine.offset / affine.step;
@@ -230,11 +247,12 @@ inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   p.zero_kind = args.w.zero_kind;
   p.bias_type = args.y.bias_type;
   const bool fine = p.group_shift < 7;
+  using Coarse = CoarseTile<Weight, Tile::kTokens>;
   if (p.zero_kind == ZeroKind::kNone)
     return fine ? launch_kernel<Weight, Act, Tile, true, false>(p, launch)
-                : launch_kernel<Weight, Act, Tile, false, false>(p, launch);
+                : launch_kernel<Weight, Act, Coarse, false, false>(p, launch);
   return fine ? launch_kernel<Weight, Act, Tile, true, true>(p, launch)
-              : launch_kernel<Weight, Act, Tile, false, true>(p, launch);
+              : launch_kernel<Weight, Act, Coarse, false, true>(p, launch);
 }
 
 }  // namespace lowbit::decode

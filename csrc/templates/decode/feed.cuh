@@ -107,6 +107,8 @@ struct Feed {
     }
     ptx::commit();
   }
+
+  __device__ __forceinline__ void prefetch() const {}
 };
 
 }  // namespace lowbit::decode

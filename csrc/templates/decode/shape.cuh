@@ -1,5 +1,7 @@
 // How family decode spreads its work, and where things lie in shared memory. The picture is in decode.cuh.
 #pragma once
+#include <cuda_fp16.h>
+
 #include <cstdint>
 
 #include "../../args.h"
@@ -10,16 +12,20 @@ namespace lowbit::decode {
 using layout::kStepK;  // 128 k: whole tiles of every plane
 
 // Tokens: 1, 2, 4, 8 or 16, the most a kernel takes.
-template <int Tokens>
+template <int Tokens, int Warps = 8>
 struct Tile {
   static constexpr int kTokens = Tokens;
   static constexpr int kColumns = (Tokens + 7) / 8;            // tiles of 8 tokens
   static constexpr int kPhases = Tokens < 8 ? 8 / Tokens : 1;  // steps side by side in the columns
-  // Why not 16 warps: 64 registers a thread are too few.
-  static constexpr int kWarps = 8, kThreads = 32 * kWarps;
+  static constexpr int kWarps = Warps, kThreads = 32 * kWarps;
   // Why: two launches must fit on a multiprocessor, or the next one can't start early.
   static constexpr int kSharedBytes = 112 * 1024;
   static constexpr int kRingBytes = (Tokens <= 2 ? 76 : 60) * 1024 / kWarps;  // of a warp; x takes most of the rest
+  // Why this much: the weights of 25 MB that all multiprocessors then ask for stay in L2 until they are read.
+#ifndef LOWBIT_PREFETCH_KB
+#define LOWBIT_PREFETCH_KB 0
+#endif
+  static constexpr int kPrefetchBytes = LOWBIT_PREFETCH_KB * 1024 / kWarps;
 };
 
 // K or tiles cut into parts that differ by one at most: part i starts at i * each + min(i, more).
@@ -39,13 +45,14 @@ struct Problem {
   int n, k, m, columns;        // columns: padded k
   int tiles, steps, groups;    // row tiles; steps of 128 k; groups of a row
   int group_shift;             // k >> group_shift is a group; 31: one group
+  int group_steps;             // of groups of at least 128: step >> group_steps is one
   int cluster_shift;           // log2 of the blocks of a cluster
   int warps_k_shift;           // log2 of the warps of a block that split K
   Cut slices, row_groups;      // of steps, of tiles
   int grid;                    // blocks
   int most_tiles;              // of a row group
   int pass_tiles;              // tiles of a row group whose sums meet at once
-  int x_bytes, ones_bytes;     // of a block's x, of its sums
+  int x_bytes, table_bytes;    // of a block's x; of what is known of each of its tokens and steps
   int meeting_bytes;           // of a pass
   float step, zero_base;       // value = step * (code - zero_base)
   float zero_factor;           // 1 / step
@@ -79,13 +86,12 @@ struct Ring {
 };
 
 // Where things lie in shared memory.
-template <class Weight, class Tile, bool Fine, bool Zeros>
+template <class Ring, class Tile>
 struct Map {
-  using Ring = decode::Ring<Weight, Tile, Fine, Zeros>;
   static constexpr int kZeros = 0;    // 256 bytes of 0, which columns without x read
   static constexpr int kMet = 256;    // two barriers: the sums of an even, of an odd pass have come
   static constexpr int kRings = 384;  // Why not 272: loads of a warp would touch five lines of 128 bytes, not four
-  static constexpr int kX = kRings + Tile::kWarps * Ring::kBytes;  // then sums of x, then sums that meet
+  static constexpr int kX = kRings + Tile::kWarps * Ring::kBytes;  // then its table, then sums that meet
 };
 
 // Where a warp stands: its slice of K, and the tiles of its row group.
@@ -110,5 +116,11 @@ struct Position {
   // The first step of the block of a rank.
   __device__ __forceinline__ int block_step(int rank) const { return p.slices(rank << p.warps_k_shift); }
 };
+
+// Scales or zeros of rows g and g + 8 as floats, from their word.
+__device__ __forceinline__ float2 unpack_pair(uint32_t pair, bool bf16) {
+  const float2 half = __half22float2(reinterpret_cast<const __half2&>(pair));
+  return {bf16 ? __uint_as_float(pair << 16) : half.x, bf16 ? __uint_as_float(pair & 0xFFFF0000u) : half.y};
+}
 
 }  // namespace lowbit::decode

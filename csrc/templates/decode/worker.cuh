@@ -6,16 +6,11 @@
 #include "../dequant/int.cuh"
 #include "../ptx/async.cuh"
 #include "../ptx/mma.cuh"
+#include "activations.cuh"
 #include "feed.cuh"
 #include "shape.cuh"
 
 namespace lowbit::decode {
-
-// Scales or zeros of rows g and g + 8 as floats, from their word.
-__device__ __forceinline__ float2 unpack_pair(uint32_t pair, bool bf16) {
-  const float2 half = __half22float2(reinterpret_cast<const __half2&>(pair));
-  return {bf16 ? __uint_as_float(pair << 16) : half.x, bf16 ? __uint_as_float(pair & 0xFFFF0000u) : half.y};
-}
 
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 struct Worker {
@@ -33,6 +28,10 @@ struct Worker {
   using Sum = float[kColumns][4];
   using XFragments = uint32_t[4][kColumns][4];  // 32 k each
 
+  // What it hands in: items of kFloats, kItems a tile.
+  static constexpr int kFloats = 4, kItems = kTokens <= 2 ? 8 : kTokens == 4 ? 16 : kColumns * 32;
+  static constexpr int kTableBytes = 4;  // of a token at one step
+
   const Position& at;
   const Problem& p;
   const uint32_t zeros, x, ones;  // in shared memory: bytes of 0, x, sums of x
@@ -46,6 +45,10 @@ struct Worker {
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
       for (int c = 0; c < kClasses; ++c) clear(sums[r][c]);
+  }
+
+  static __device__ __forceinline__ void bring_x(const Position& at, uint32_t x, uint32_t ones) {
+    decode::bring_x<Act, Tile, kOnes && !Fine>(at, x, ones, 1.0f / Decoder::kUnit);
   }
 
   static __device__ __forceinline__ void clear(Sum& sum) {
@@ -187,6 +190,9 @@ struct Worker {
   struct Place {
     uint32_t stage, scales;  // in the ring
   };
+  static __device__ __forceinline__ Place start(uint32_t ring) {
+    return {ring + (Ring::kDepth - 1) * Ring::kStageBytes, ring + Ring::kDepth * Ring::kStageBytes};
+  }
 
   // Moves on to the next stage of the ring, which has come then.
   __device__ __forceinline__ void next_stage(Place& place, Feed& feed) const {
@@ -312,6 +318,42 @@ struct Worker {
       place.scales += Ring::kScaleBytes;
       if (place.scales == feed.ring + Ring::kBytes) place.scales -= Ring::kScaleSlots * Ring::kScaleBytes;
     }
+  }
+
+  // ---- sums that meet ----------------------------------------------------------------------------------------------
+  // Calls store(item, floats) for what this lane found of row tile r.
+  template <class Store>
+  __device__ __forceinline__ void hand_in(int r, Store store) {
+    if constexpr (kTokens <= 4) {
+      float values[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        values[i] = total[r][0][i];
+        if (kTokens == 1) values[i] = i % 2 ? 0.0f : total[r][0][i] + total[r][0][i + 1];
+        if (kTokens == 1 && i % 2) continue;
+#pragma unroll
+        for (int lanes = kTokens == 4 ? 2 : 1; lanes < 4; lanes *= 2)  // phases
+          values[i] += __shfl_xor_sync(~0u, values[i], lanes);
+      }
+      constexpr int kLanes = kItems / 8;  // of a row
+      if (at.lane % 4 < kLanes) store(at.lane / 4 * kLanes + at.lane % 4, values);
+    } else {
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) store(column * 32 + at.lane, total[r][column]);
+    }
+  }
+
+  // Which row of 16 and which token the float i of an item is.
+  struct Spot {
+    int row, token;
+  };
+  static __device__ __forceinline__ Spot spot(int item, int i) {
+    const int row = (kTokens <= 4 ? item / (kItems / 8) : item % 32 / 4) + i / 2 * 8;
+    return {row, (kTokens <= 2 ? 0 : kTokens == 4 ? item % 2 * 2 : item / 32 * 8 + item % 4 * 2) + i % 2};
+  }
+  // What a sum of a row is to be multiplied by, but for the step between codes.
+  static __device__ __forceinline__ float unit(int row) {
+    return Decoder::kUnit / (1 << Decoder::exponent(0, row / 8));
   }
 };
 

@@ -16,6 +16,13 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(to), "l"(from) : "memory");
 }
 
+// Brings bytes, a multiple of 16, to L2 only.
+__device__ __forceinline__ void prefetch(const void* from, uint32_t bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
 // 16 bytes of x. Why volatile and not __ldg: it must stay below the wait for the previous kernel.
 __device__ __forceinline__ uint4 load_x(const void* from) {
   uint4 x;
@@ -85,8 +92,32 @@ __device__ __forceinline__ void store_shared(uint32_t to, uint4 v) {
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared(uint32_t to, uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(to), "r"(v) : "memory");
+}
+
 __device__ __forceinline__ void store_shared(uint32_t to, float v) {
   asm volatile("st.shared.f32 [%0], %1;\n" ::"r"(to), "f"(v) : "memory");
+}
+
+__device__ __forceinline__ void store_shared(uint32_t to, const float (&v)[2]) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};\n" ::"r"(to), "f"(v[0]), "f"(v[1]) : "memory");
+}
+
+__device__ __forceinline__ void store_shared(uint32_t to, const float (&v)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
+               : "memory");
+}
+
+__device__ __forceinline__ void load_shared(uint32_t from, float (&v)[2]) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n" : "=f"(v[0]), "=f"(v[1]) : "r"(from) : "memory");
+}
+
+__device__ __forceinline__ void load_shared(uint32_t from, float (&v)[4]) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+               : "r"(from)
+               : "memory");
 }
 
 }  // namespace lowbit::ptx

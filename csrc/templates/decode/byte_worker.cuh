@@ -1,0 +1,287 @@
+// What one warp does with its slice of a row tile of integer codes: products of bytes, exact until a group is scaled.
+//
+// Columns 2i and 2i + 1 of a product are the low and high digits of one token; so a product holds four tokens, and a lane
+// 4g + t finds rows g and g + 8 of token t. With fewer than four tokens they hold further steps of 128 k (phases).
+#pragma once
+#include <cstdint>
+
+#include "../dequant/bytes.cuh"
+#include "../ptx/async.cuh"
+#include "../ptx/mma.cuh"
+#include "byte_feed.cuh"
+#include "digits.cuh"
+#include "shape.cuh"
+
+namespace lowbit::decode {
+
+template <class Weight, class Act, class Tile, bool Zeros>
+struct ByteWorker {
+  using Feed = ByteFeed<Weight, Tile, Zeros>;
+  using Ring = typename Feed::Ring;
+  static constexpr int kBits = Weight::kBits, kTokens = Tile::kTokens, kRows = Ring::kRows;
+  static constexpr int kProducts = (kTokens + 3) / 4;            // side by side, of four tokens
+  static constexpr int kPhases = kTokens < 4 ? 4 / kTokens : 1;  // steps in a product
+  static constexpr int kHeld = kProducts > 2 ? 1 : kProducts;    // whose x stays in registers for a step
+  static constexpr bool kSpare = kProducts == 1;
+  using Parts = bytes::Parts<kBits, kSpare>;
+
+  // What it hands in: items of kFloats, kItems a tile.
+  static constexpr int kFloats = kProducts == 1 ? 2 : 4;
+  static constexpr int kItems = kTokens < 4 ? 8 * kTokens : kProducts == 4 ? 64 : 32;
+  static constexpr int kTableBytes = 8;  // of a token at one step
+
+  const Position& at;
+  const Problem& p;
+  const uint32_t zeros, x, table;  // in shared memory: bytes of 0, digits of x, its exponents and sums
+  int sums[kRows][Parts::kCount][kProducts][4];
+  float total[kRows][kProducts][2];
+
+  __device__ ByteWorker(const Position& position, uint32_t zeros_at, uint32_t x_at, uint32_t table_at)
+      : at(position), p(position.p), zeros(zeros_at), x(x_at), table(table_at) {
+    clear_sums();
+  }
+
+  static __device__ __forceinline__ void bring_x(const Position& at, uint32_t x, uint32_t table) {
+    bring_digits<Act, Tile>(at, x, table);
+  }
+
+  __device__ __forceinline__ void clear_sums() {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int part = 0; part < Parts::kCount; ++part)
+#pragma unroll
+        for (int j = 0; j < kProducts; ++j)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sums[r][part][j][i] = 0;
+  }
+
+  // ---- products ----------------------------------------------------------------------------------------------------
+  // This lane's words of a plane at one step of a stage.
+  template <int Width>
+  static __device__ __forceinline__ void load_plane(uint32_t from, int lane, uint32_t (&words)[2 * Width]) {
+    if constexpr (Width == 1) {
+      ptx::load_shared(from + lane * 8, words[0], words[1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < Width / 2; ++i)
+        ptx::load_shared(from + i * 512 + lane * 16, words[4 * i], words[4 * i + 1], words[4 * i + 2],
+                         words[4 * i + 3]);
+    }
+  }
+
+  // This lane's digits of product j at one step.
+  static __device__ __forceinline__ void load_digits(uint32_t row, uint32_t (&digits)[8]) {
+    ptx::load_shared(row, digits[0], digits[1], digits[2], digits[3]);
+    ptx::load_shared(row + 128, digits[4], digits[5], digits[6], digits[7]);
+  }
+
+  // The part of fragments 2i and 2i + 1 of a plane that begins with part `first`.
+  template <int Width>
+  static __device__ __forceinline__ constexpr int part_of(int first, int i) {
+    return Width == 1 && kSpare && i % 2 ? first + 1 : first;
+  }
+
+  // Multiplies the plane of one width, whose sums begin with part First. Few products: x of a step stays in registers.
+  // Many: the fragments do.
+  template <int Width, int First>
+  __device__ __forceinline__ void multiply_plane(uint32_t stage, int step, const uint32_t (&row)[kProducts],
+                                                 const uint32_t (&digits)[kHeld][8]) {
+    uint32_t words[kRows][2 * Width];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      load_plane<Width>(stage + r * Ring::kTileBytes + step * 256 * Width, at.lane, words[r]);
+    uint32_t a[kRows][4][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        bytes::fragments<Width, kSpare>(words[r], i, a[r][i]);
+        if (kHeld == kProducts)
+#pragma unroll
+          for (int j = 0; j < kProducts; ++j)
+            ptx::mma_bytes(sums[r][part_of<Width>(First, i)][j], a[r][i], digits[j][2 * i], digits[j][2 * i + 1]);
+      }
+    if (kHeld == kProducts) return;
+#pragma unroll
+    for (int j = 0; j < kProducts; ++j) {
+      uint32_t one[8];
+      load_digits(row[j], one);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int r = 0; r < kRows; ++r)
+          ptx::mma_bytes(sums[r][part_of<Width>(First, i)][j], a[r][i], one[2 * i], one[2 * i + 1]);
+    }
+  }
+
+  template <int Width, int First>
+  __device__ __forceinline__ void multiply(uint32_t stage, int step, const uint32_t (&row)[kProducts],
+                                           const uint32_t (&digits)[kHeld][8]) {
+    if constexpr (Width > 0) {
+      constexpr bool kHas = (kBits & Width) != 0;
+      if constexpr (kHas) multiply_plane<Width, First>(stage, step, row, digits);
+      multiply<Width / 2, First + kHas>(stage + kHas * Ring::kSteps * 256 * Width, step, row, digits);
+    }
+  }
+
+  // row: where this lane's digits of each product are.
+  __device__ __forceinline__ void run_step(uint32_t stage, int in_stage, const uint32_t (&row)[kProducts]) {
+    uint32_t digits[kHeld][8];
+    if (kHeld == kProducts)
+#pragma unroll
+      for (int j = 0; j < kProducts; ++j) load_digits(row[j], digits[j % kHeld]);
+    multiply<8, 0>(stage, in_stage, row, digits);
+  }
+
+  // ---- scales ------------------------------------------------------------------------------------------------------
+  // The products hold steps began .. began + kPhases - 1 of the slice, those below `steps`: total += scale * sums.
+  // scales: this lane's word of row tile 0 for its own step.
+  __device__ __forceinline__ void finish(uint32_t scales, uint32_t entry, bool used) {
+    float unit[kProducts], x_sum[kProducts];
+#pragma unroll
+    for (int j = 0; j < kProducts; ++j) {
+      uint32_t words[2];
+      ptx::load_shared(entry + j * 32, words[0], words[1]);
+      unit[j] = used ? __uint_as_float(words[0]) : 0.0f, x_sum[j] = used ? __uint_as_float(words[1]) : 0.0f;
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const uint32_t from = scales + r * Ring::kTileScales;
+      // Why 0: what lies there was never written.
+      const float2 pair = unpack_pair(used ? ptx::load_shared(from) : 0, p.bf16_scales);
+      const float2 stored = Zeros && used ? unpack_pair(ptx::load_shared(from + kRows * Ring::kTileScales), p.bf16_scales) : float2{};
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        constexpr float kOne[2] = {static_cast<float>(1 << Parts::bit(0, 0)), static_cast<float>(1 << Parts::bit(0, 1))};
+        const float scale = h ? pair.y : pair.x, own_zero = (h ? stored.y : stored.x) * p.zero_factor;
+        float zero = p.zero_base, shift = 0.0f;
+        if (Zeros) {
+          zero += p.zero_kind == ZeroKind::kZero ? own_zero : 0.0f;
+          shift = p.zero_kind == ZeroKind::kMin ? own_zero : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < kProducts; ++j) {
+          const auto value_of = [&](int part) {
+            return static_cast<float>(sums[r][part][j][2 * h] + 256 * sums[r][part][j][2 * h + 1]);
+          };
+          float value = value_of(0);
+#pragma unroll
+          for (int part = 1; part < Parts::kCount; ++part)
+            value = fmaf(value_of(part), Parts::factor(part, h), value);
+          value = fmaf(-zero * kOne[h], x_sum[j], value);
+          total[r][j][h] = fmaf(scale * unit[j], value, total[r][j][h]);
+          if (Zeros) total[r][j][h] = fmaf(shift * kOne[h] * unit[j], x_sum[j], total[r][j][h]);
+        }
+      }
+    }
+    clear_sums();
+  }
+
+  // ---- a slice of kRows row tiles ----------------------------------------------------------------------------------
+  struct Place {
+    uint32_t stage, slot;  // in the ring: the stage that was read last; of its scales, counted in bytes
+  };
+  static __device__ __forceinline__ Place start(uint32_t ring) {
+    return {ring + (Ring::kDepth - 1) * Ring::kStageBytes, (Ring::kSlots - 1) * Ring::kSlotBytes};
+  }
+
+  __device__ __forceinline__ void next_stage(Place& place, Feed& feed) const {
+    place.stage += Ring::kStageBytes;
+    if (place.stage == feed.ring + Ring::kDepth * Ring::kStageBytes) place.stage = feed.ring;
+    place.slot = (place.slot + Ring::kSlotBytes) % (Ring::kSlots * Ring::kSlotBytes);
+    ptx::wait_groups<Ring::kDepth - 2>();
+    __syncwarp();  // what other lanes fetched has come, and every lane is done with the stage before
+    feed.fetch();
+  }
+
+  // place: the stage before the first.
+  __device__ __forceinline__ void run_tile(Place& place, Feed& feed) {
+    constexpr int kTurn = kPhases > Ring::kSteps ? kPhases : Ring::kSteps;  // steps in which stages and phases meet
+    const int steps = at.end_step - at.first_step, begin = at.first_step - at.block_step(at.rank);
+    const int column = at.lane / 4, t = at.lane % 4;
+    // A lane reads x of one phase, and scales that of the token it sums.
+    const int reads = kPhases > 1 ? column / 2 / kTokens : 0, scales = kPhases > 1 ? t / kTokens : 0;
+    uint32_t row[kProducts], entry = table + ((begin + scales) * kTokens + t % kTokens) * kTableBytes;
+#pragma unroll
+    for (int j = 0; j < kProducts; ++j) {
+      // Why min: tokens that don't exist read the last one; their sums are never stored.
+      const int token = min(j * 4 + column / 2 % kTokens, p.m - 1);
+      row[j] = x + ((begin + reads) * p.m + token) * kRowBytes + column % 2 * 64 + t * 16;
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int j = 0; j < kProducts; ++j) total[r][j][0] = total[r][j][1] = 0.0f;
+
+#pragma unroll 1
+    for (int turn = 0; turn < steps; turn += kTurn) {
+      const uint32_t first_slot = place.slot + Ring::kSlotBytes;
+      uint32_t own = turn + reads < steps ? row[0] : zeros;  // where there are phases
+#pragma unroll
+      for (int i = 0; i < kTurn; ++i) {
+        // Steps past the slice multiply whatever the stage holds by x = 0.
+        if (i % Ring::kSteps == 0 && (i == 0 || turn + i < steps)) next_stage(place, feed);
+        uint32_t from[kProducts];
+#pragma unroll
+        for (int j = 0; j < kProducts; ++j) {
+          if (kPhases > 1) {
+            from[j] = reads == i % kPhases ? own : zeros;
+          } else {
+            from[j] = i == 0 || turn + i < steps ? row[j] : zeros;
+            row[j] += p.m * kRowBytes;
+          }
+        }
+        run_step(place.stage, i % Ring::kSteps, from);
+        if (i % kPhases != kPhases - 1) continue;
+        const int last = i + 1 - kPhases;
+        const bool used = (i < kPhases && kPhases == 1) || turn + last + scales < steps;
+        // Steps of one turn lie in stages one after the other.
+        const uint32_t in_stage = (last + scales) % Ring::kSteps * 32 + at.lane / 4 * 4;
+        const uint32_t slot =
+            (first_slot + (last + scales) / Ring::kSteps * Ring::kSlotBytes) % (Ring::kSlots * Ring::kSlotBytes);
+        finish(feed.ring + Ring::kDepth * Ring::kStageBytes + slot + in_stage, entry, used);
+        entry += kPhases * kTokens * kTableBytes;
+        if (kPhases > 1) {
+          row[0] += kPhases * p.m * kRowBytes;
+          own = turn + last + kPhases + reads < steps ? row[0] : zeros;
+        }
+      }
+    }
+  }
+
+  // ---- sums that meet ----------------------------------------------------------------------------------------------
+  // Calls store(item, floats) for what this lane found of row tile r.
+  template <class Store>
+  __device__ __forceinline__ void hand_in(int r, Store store) {
+    if constexpr (kTokens < 4) {
+      float both[2] = {total[r][0][0], total[r][0][1]};
+#pragma unroll
+      for (int lanes = kTokens; lanes < 4; lanes *= 2)  // phases
+#pragma unroll
+        for (int h = 0; h < 2; ++h) both[h] += __shfl_xor_sync(~0u, both[h], lanes);
+      if (at.lane % 4 < kTokens) store(at.lane / 4 * kTokens + at.lane % 4, both);
+    } else if constexpr (kProducts == 1) {
+      store(at.lane, total[r][0]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kProducts; j += 2) {
+        const float values[4] = {total[r][j][0], total[r][j][1], total[r][j + 1][0], total[r][j + 1][1]};
+        store(j / 2 * 32 + at.lane, values);
+      }
+    }
+  }
+
+  // Which row of 16 and which token the float i of an item is.
+  struct Spot {
+    int row, token;
+  };
+  static __device__ __forceinline__ Spot spot(int item, int i) {
+    if (kTokens < 4) return {item / kTokens + 8 * (i % 2), item % kTokens};
+    return {item % 32 / 4 + 8 * (i % 2), item / 32 * 8 + i / 2 * 4 + item % 4};
+  }
+  // What a sum of a row is to be multiplied by, but for the step between codes.
+  static __device__ __forceinline__ float unit(int row) { return 1.0f / (1 << Parts::bit(0, row / 8)); }
+};
+
+}  // namespace lowbit::decode
