@@ -60,11 +60,14 @@ using MatmulFn = void (*)(const MatmulArgs&);
 // How a CUDA kernel is launched: where, and whether it may overlap the kernel before it (programmatic dependent launch,
 // compute capability 9.0 and newer). clusters: how many clusters of 1, 2, 4, 8 blocks run at once with a multiprocessor
 // for each block, which is less than their number allows: a cluster stays within a part of the GPU.
+// scratch(owner, bytes) gives memory of the device until the launch returns to its caller, ordered by the stream.
 struct Launch {
   int device;
   void* stream;
   int clusters[4];
   bool overlap;
+  void* (*scratch)(void* owner, int64_t bytes);
+  void* owner;
 };
 
 // value = step * code - offset, for integer types (uint: 1, 0; int b: 1, 2^(b-1); int1: 2, 1); floats ignore it.

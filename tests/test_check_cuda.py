@@ -57,15 +57,37 @@ def test_a_kernel_that_takes_too_much_is_found(usage, words):
     assert len(found) == (words is not None) and all(words in sentence for sentence in found)
 
 
+@pytest.mark.parametrize(
+    ("usage", "words"),
+    [
+        ((120, 0, 205 * 1024), None),
+        ((129, 0, 205 * 1024), "takes 69632 registers a block"),
+        ((120, 8, 205 * 1024), "a stack frame of 8 bytes"),
+        ((120, 0, 228 * 1024), "bytes of shared memory a block"),
+        ((120, 0, 113 * 1024), "expected more than"),
+    ],
+)
+def test_two_blocks_of_a_kernel_that_must_be_alone_never_fit(usage, words):
+    found = list(check_cuda.alone_problems(*usage))
+    assert len(found) == (words is not None) and all(words in sentence for sentence in found)
+    assert check_cuda.MAX_SHARED < check_cuda.shared_alone() + 1024 <= check_cuda.ALONE_SHARED
+
+
+def test_a_kernel_that_adds_up_parts_needs_no_weight_above_its_wait():
+    code = replaced("LDGSTS.E.BYPASS.128")
+    assert list(check_cuda.order_problems(check_cuda.ADDS + "INS_3IntILi4EEEEEv", code)) == []
+
+
 def test_shared_memory_of_launchers_is_read_from_the_templates(tmp_path):
     for name, text in (
         ("one", "static constexpr int kSharedBytes = 112 * 1024, kRegisters = 7;"),
+        ("four", "constexpr int kSharedTwo = 100 * 1024;"),
         ("two", "extern __shared__ char shared[];  // how much, nobody knows"),
         ("three", "__shared__ float part[32];"),
     ):
         (tmp_path / f"family_{name}.cuh").write_text(f"#pragma once\nnamespace lowbit::{name} {{\n  {text}\n}}\n")
     found = check_cuda.dynamic_shared(tmp_path)
-    assert found["one"] == 112 * 1024 and found["two"] > check_cuda.MAX_SHARED and "three" not in found
+    assert found["one"] == 112 * 1024 and found["four"] == 100 * 1024 and found["two"] > check_cuda.MAX_SHARED and "three" not in found
 
 
 KERNELS = """

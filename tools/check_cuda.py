@@ -3,7 +3,7 @@
     python -m tools.check_cuda [build/obj/cuda/decode_4_a16.cu.o ...] [lowbit/lib/liblowbit_cuda.so]
 
 Of every kernel: no spill and no stack frame; registers and shared memory of a block leave room for a second one on a
-multiprocessor. Of those that may start before their predecessor ends (namespace lowbit::decode, compute capability 9.0
+multiprocessor, or, of decode::phases, never do, but leave registers for a block of decode::add_parts. Of those that may start before their predecessor ends (namespace lowbit::decode, compute capability 9.0
 and newer; CONTRIBUTING.md has the rules): weights are fetched above the wait and x below it, nothing is written and no
 thread leaves above it, and no load goes through the read-only path, which the assembler moves below the wait. Of all
 others: they never let the next kernel start early. The order is that of the listing.
@@ -29,6 +29,10 @@ from .build_graph import GEN, ROOT, object_of
 
 MAX_REGISTERS = 32 * 1024
 MAX_SHARED = 114 * 1024  # with the 1024 bytes that the system takes of each block
+#: Kernels that have a multiprocessor to themselves: mangled names, threads of a block, registers and shared memory.
+ALONE, ALONE_THREADS = "_ZN6lowbit6decode6phases", 512
+ALONE_REGISTERS, ALONE_SHARED = 64 * 1024, 227 * 1024
+ADDS = "_ZN6lowbit6decode9add_parts"  # kernels that read no weight
 OVERLAPS = "_ZN6lowbit6decode"  # mangled names of kernels that are launched with the programmatic attribute
 
 _USAGE = re.compile(r"^ Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", re.MULTILINE)
@@ -39,7 +43,8 @@ _SPILLS = re.compile(r"Function properties for (\S+)\s+.*?, (\d+) bytes spill st
 _CODE = re.compile(r"^\s+Function : (\S+)$", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", re.MULTILINE)
 _SPACE = re.compile(r"^namespace lowbit::(\w+) \{", re.MULTILINE)
-_SHARED = re.compile(r"\bkSharedBytes = ([\d* ]+)[,;]")
+_SHARED = re.compile(r"\bkShared(?:Bytes|Two) = ([\d* ]+)[,;]")
+_SHARED_ALONE = re.compile(r"\bkSharedAlone = ([\d* ]+)[,;]")
 
 
 def find_cuobjdump() -> str | None:
@@ -66,7 +71,7 @@ def order_problems(name: str, code: list[str]) -> Iterator[str]:
     above, below = (
         [c for c in half if c.startswith(("LDG", "UBLKCP", "UTMALDG"))] for half in (code[:wait], code[wait:])
     )
-    if not above:
+    if not above and not name.startswith(ADDS):
         yield "fetches nothing above the wait, expected its weights there"
     if not any(c.startswith("LDG") for c in below):
         yield "fetches nothing below the wait, expected x there"
@@ -89,6 +94,23 @@ def usage_problems(registers: int, stack: int, shared: int, threads: int | None)
         yield f"takes {taken} registers a block ({registers} x {threads} threads), expected at most {MAX_REGISTERS}"
     if shared > MAX_SHARED:
         yield f"takes {shared} bytes of shared memory a block, expected at most {MAX_SHARED}"
+
+
+def alone_problems(registers: int, stack: int, shared: int) -> Iterator[str]:
+    """The same of a kernel that has a multiprocessor to itself; its bounds are registers, not threads."""
+    if stack:
+        yield f"has a stack frame of {stack} bytes, expected none"
+    taken = -(-registers // 8) * 8 * ALONE_THREADS
+    if taken > ALONE_REGISTERS:
+        yield f"takes {taken} registers a block ({registers} x {ALONE_THREADS} threads), expected at most {ALONE_REGISTERS}"
+    if not MAX_SHARED < shared <= ALONE_SHARED:
+        yield f"takes {shared} bytes of shared memory a block, expected more than {MAX_SHARED}, at most {ALONE_SHARED}"
+
+
+def shared_alone(folder: Path = ROOT / "csrc/templates") -> int:
+    """The shared memory that launchers of decode::phases ask for: kSharedAlone of the templates."""
+    found = [m for path in folder.rglob("*.cuh") for m in _SHARED_ALONE.findall(path.read_text())]
+    return prod(map(int, found[0].split("*"))) if len(found) == 1 else 0
 
 
 def dynamic_shared(folder: Path = ROOT / "csrc/templates") -> dict[str, int]:
@@ -128,6 +150,11 @@ def problems(path: Path, cuobjdump: str) -> tuple[int, list[str]]:
                 threads[name] = prod(int(size, 16) for size in sizes)
         for name, registers, stack, shared, local in _USAGE.findall(usage):
             count += 1
+            if name.startswith(ALONE):
+                report(
+                    arch, name, alone_problems(int(registers), int(stack) + int(local), int(shared) + shared_alone())
+                )
+                continue
             asked = max((n for space, n in dynamic.items() if f"6lowbit{len(space)}{space}" in name), default=0)
             report(
                 arch,

@@ -5,8 +5,8 @@ namespace {
 __global__ void fill_multiprocessor() {}
 }  // namespace
 
-// How many clusters of 2^shift blocks run at once on the current device with a multiprocessor for each block; a negative
-// cudaError_t when the driver can't say.
+// How many clusters of 2^shift blocks run at once on the current device with a multiprocessor for each block; a
+// negative cudaError_t when the driver can't say.
 extern "C" int lowbit_cuda_most_clusters(int shift, int shared_bytes) {
   const void* function = reinterpret_cast<const void*>(&fill_multiprocessor);
   // Why all shared memory: no two such blocks fit on one multiprocessor.

@@ -93,7 +93,8 @@ Clusters most_clusters(int device) {
   for (int shift = 1; shift < 4; ++shift) {
     int count = known[shift][device].load(std::memory_order_relaxed);
     if (count == 0) {
-      const int found = lowbit_cuda_most_clusters(shift, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device, shared));
+      const int found =
+          lowbit_cuda_most_clusters(shift, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device, shared));
       check(found < 0 ? -found : 0, "asking how many clusters of blocks the device holds");
       count = found + 1;  // Why: 0 stands for not asked yet
       known[shift][device].store(count, std::memory_order_relaxed);

@@ -51,6 +51,14 @@ int64_t chunk_rows(int64_t n, int64_t row_bytes) {
 
 }  // namespace
 
+Tensor empty_bytes(int64_t count, int device) {
+  const int64_t stride = 1;
+  AtenTensorHandle made = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &count, &stride, aoti_torch_dtype_uint8(),
+                                                         aoti_torch_device_type_cuda(), device, &made));
+  return Tensor(made);
+}
+
 void multiply_expanded(const MatmulArgs& args, const DequantRow& kernel, const Launch& launch, const Tensor& out,
                        const std::optional<Tensor>& bias) {
   const Weight& w = args.w;

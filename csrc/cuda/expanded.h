@@ -8,6 +8,9 @@ namespace lowbit::cuda {
 // Most bytes of float weight at a time; a single block of 16 rows may take more.
 constexpr int64_t kScratchBytes = int64_t{64} << 20;
 
+// Bytes of new memory from torch's allocator.
+Tensor empty_bytes(int64_t count, int device);
+
 // y = x * W^T + bias: rows of W are expanded by `kernel` into memory from torch's allocator, torch multiplies. `out`
 // and `bias` are the tensors behind args.y; m >= 1.
 void multiply_expanded(const MatmulArgs& args, const DequantRow& kernel, const Launch& launch, const Tensor& out,

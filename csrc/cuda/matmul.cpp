@@ -9,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <string_view>
+#include <vector>
 
 #include "check_product.h"
 #include "device.h"
@@ -24,9 +25,26 @@ constexpr std::array<int, 5> kTokens = {1, 2, 4, 8, 16};  // of the tiles of dec
 std::atomic<const DecodeRow*> forced_decode{nullptr};
 std::atomic<const DequantRow*> forced_dequant{nullptr};
 
-Launch launch_on(int device) {
+// Memory that kernels of one op ask for; the tensors live as long as this does.
+struct Scratch {
+  int device;
+  std::vector<Tensor> tensors;
+
+  static void* take(void* self, int64_t bytes) {
+    auto& scratch = *static_cast<Scratch*>(self);
+    scratch.tensors.push_back(empty_bytes(bytes, scratch.device));
+    return scratch.tensors.back().mutable_data_ptr();
+  }
+};
+
+Launch launch_on(int device, Scratch& scratch) {
   const Clusters most = most_clusters(device);
-  return {device, current_stream(device), {most[0], most[1], most[2], most[3]}, compute_capability(device) >= 90};
+  return {device,
+          current_stream(device),
+          {most[0], most[1], most[2], most[3]},
+          compute_capability(device) >= 90,
+          Scratch::take,
+          &scratch};
 }
 
 bool aligned(const Input& x) {
@@ -122,7 +140,8 @@ void matmul_out(const Tensor& x, const Tensor& codes, const Tensor& scales, cons
   if (args.x.m == 0) return;
 
   const DeviceScope scope(device);
-  const Launch launch = launch_on(device);
+  Scratch scratch{device, {}};
+  const Launch launch = launch_on(device, scratch);
   std::optional<Tensor> copy;
   if (run_decode(args, static_cast<int>(weight), static_cast<int>(act), launch, x, copy)) return;
   multiply_expanded(args, dequant_kernel(weight, args.x.type), launch, out, bias);
@@ -139,7 +158,8 @@ void dequantize_out(const Tensor& codes, const Tensor& scales, const std::option
   const DequantRow& kernel = dequant_kernel(weight, float_type(out, "out"));
   if (rows == 0) return;
   const DeviceScope scope(device);
-  expand(w, row_begin, kernel, launch_on(device), out);
+  Scratch scratch{device, {}};
+  expand(w, row_begin, kernel, launch_on(device, scratch), out);
 }
 
 }  // namespace lowbit::cuda

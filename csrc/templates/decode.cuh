@@ -25,11 +25,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <type_traits>
 
 #include "../args.h"
 #include "decode/byte_worker.cuh"
-#include "decode/feed.cuh"
 #include "decode/meeting.cuh"
+#include "decode/phases.cuh"
 #include "decode/shape.cuh"
 #include "decode/worker.cuh"
 #include "layout.cuh"
@@ -37,19 +38,10 @@
 
 namespace lowbit::decode {
 
-#ifndef LOWBIT_BYTES_MOST
-#define LOWBIT_BYTES_MOST 4
-#endif
 // Integers multiply as bytes; floats, and scales finer than 128 k, in the type of x.
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-using WorkerOf = std::conditional_t<Fine || Weight::kFloat || (Tile::kTokens > LOWBIT_BYTES_MOST), Worker<Weight, Act, Tile, Fine, Zeros>,
+using WorkerOf = std::conditional_t<Fine || Weight::kFloat, Worker<Weight, Act, Tile, Fine, Zeros>,
                                     ByteWorker<Weight, Act, Tile, Zeros>>;
-
-#ifndef LOWBIT_WARPS_FEW
-#define LOWBIT_WARPS_FEW 8
-#endif
-template <class Weight, int Tokens>
-using CoarseTile = Tile<Tokens, (Weight::kFloat || Tokens > 4) ? 8 : LOWBIT_WARPS_FEW>;
 
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 __global__ void __launch_bounds__(Tile::kThreads, 2) kernel(const __grid_constant__ Problem p) {
@@ -71,15 +63,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) kernel(const __grid_constan
   const Position at(p, Tile::kWarps);
   const uint32_t x = shared + Map::kX, table = x + p.x_bytes, meeting = table + p.table_bytes;
 
-  // ---- weights: they do not depend on the kernel before. All of the ring but its last stage
+  // ---- weights: they do not depend on the kernel before
   typename Worker::Feed feed(at, shared + Map::kRings + at.warp * Ring::kBytes);
-#pragma unroll 1
-  for (int i = 0; i + 1 < Ring::kDepth; ++i) feed.fetch();
-  feed.prefetch();
+  feed.fetch();  // Why one stage: x of the kernel before would stand in line behind more
 
   // ---- x
   ptx::wait_for_previous_kernel();
-  Worker::bring_x(at, x, table);
+  Worker::bring_x(at, x, table, [&] {
+#pragma unroll 1
+    for (int i = 1; i + 1 < Ring::kDepth; ++i) feed.fetch();
+  });
   __syncthreads();
   if (p.cluster_shift) ptx::cluster_wait();  // blocks store into each other's memory only when all of them run
 
@@ -117,7 +110,8 @@ inline int split(Problem& p, int cluster_shift, int warps_k_shift, const Launch&
   constexpr int kRows = Worker::Ring::kRows, kMostTiles = 8;
   const int cluster = 1 << cluster_shift, warps_k = 1 << warps_k_shift;
   const int splits = cluster * warps_k, warps_n = Tile::kWarps / warps_k;
-  const int row_groups = std::min(launch.clusters[cluster_shift] * warps_n, (p.tiles + warps_n - 1) / warps_n * warps_n);
+  const int row_groups =
+      std::min(launch.clusters[cluster_shift] * warps_n, (p.tiles + warps_n - 1) / warps_n * warps_n);
   p.cluster_shift = cluster_shift, p.warps_k_shift = warps_k_shift;
   p.grid = row_groups / warps_n * cluster;
   p.slices = {p.steps / splits, p.steps % splits};
@@ -155,7 +149,7 @@ template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 inline int spread(Problem& p, const Launch& launch) {
   constexpr int kRows = WorkerOf<Weight, Act, Tile, Fine, Zeros>::Ring::kRows;
   // Clusters came with compute capability 9.0, like launches that overlap.
-  const int most_cluster_shift = launch.overlap ? 3 : 0;
+  const int most_cluster_shift = launch.overlap ? 1 : 0;
   for (int cluster_shift = 0; cluster_shift <= most_cluster_shift; ++cluster_shift) {
     if (!launch.clusters[cluster_shift]) continue;
     Problem best{};
@@ -176,13 +170,41 @@ inline int spread(Problem& p, const Launch& launch) {
   return 0;
 }
 
-// Tells the driver once per device how much shared memory the kernel takes; a cudaError_t.
-template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-inline cudaError_t prepare(int device) {
-  static std::atomic<uint64_t> prepared{0};
+// How a kernel that walks K in phases spreads its work, in p. In steps of 128 k of two row tiles: x of a phase costs 1
+// at least, the second kernel 4, and 40 KB of sums of a block, written and read again, 1.
+template <class Worker, class Tile>
+inline void spread_phases(Problem& p, const Launch& launch) {
+  using Map = PhaseMap<typename Worker::Ring, Tile>;
+  constexpr int kRows = Worker::Ring::kRows, kSteps = Map::kPhaseSteps;
+  p.phase_steps = kSteps;
+  const int blocks = launch.clusters[0];
+  float best_price = 0.0f;
+  for (int parts = 1; parts <= std::min(p.steps, 32); ++parts)
+    for (int shift = 0; kSteps >> shift; ++shift) {
+      const int warps_n = Tile::kWarps >> shift;
+      const int row_groups = std::min(blocks / parts * warps_n, (p.tiles + warps_n - 1) / warps_n * warps_n);
+      const int most_tiles = (p.tiles + row_groups - 1) / row_groups, bands = (most_tiles + kRows - 1) / kRows;
+      const int part_steps = (p.steps + parts - 1) / parts, phases = (part_steps + kSteps - 1) / kSteps;
+      const float work = static_cast<float>(bands) * ((part_steps + (1 << shift) - 1) >> shift);
+      const float sums = static_cast<float>(parts << shift) * p.tiles * Worker::kItems * 16 / blocks / 40960.0f;
+      const float price = work + (phases > 2 ? 1.0f * bands * phases : 1.0f * bands) + 4.0f * sums;
+      if (best_price && price >= best_price) continue;
+      best_price = price;
+      p.warps_k_shift = shift;
+      p.parts_k = parts;
+      p.phases = phases;
+      p.slices = {p.steps / parts, p.steps % parts};
+      p.row_groups = {p.tiles / row_groups, p.tiles % row_groups};
+      p.most_tiles = most_tiles;
+      p.grid = row_groups / warps_n * parts;
+    }
+}
+
+// Tells the driver once per device how much shared memory a kernel takes; a cudaError_t.
+template <class Tile>
+inline cudaError_t prepare(const void* function, int device, std::atomic<uint64_t>& prepared) {
   const uint64_t bit = uint64_t{1} << (device & 63);
   if (device < 64 && (prepared.load(std::memory_order_relaxed) & bit)) return cudaSuccess;
-  const void* function = reinterpret_cast<const void*>(&kernel<Weight, Act, Tile, Fine, Zeros>);
   cudaError_t error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
   if (error == cudaSuccess)
     error =
@@ -191,25 +213,66 @@ inline cudaError_t prepare(int device) {
   return error;
 }
 
-template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-inline int launch_kernel(Problem& p, const Launch& launch) {
-  const int shared = spread<Weight, Act, Tile, Fine, Zeros>(p, launch);
-  if (!shared) return cudaErrorInvalidValue;
-  if (const cudaError_t error = prepare<Weight, Act, Tile, Fine, Zeros>(launch.device)) return error;
+inline cudaError_t start(void (*function)(Problem), const Problem& p, int grid, int threads, int shared, int cluster,
+                         const Launch& launch) {
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = 1 << p.cluster_shift;
+  attributes[1].val.clusterDim.x = cluster;
   attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = p.grid;
-  config.blockDim = Tile::kThreads;
-  config.dynamicSmemBytes = Tile::kSharedBytes;  // Why all: two blocks of one launch on a multiprocessor leave another idle
+  config.gridDim = grid;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = shared;
   config.stream = static_cast<cudaStream_t>(launch.stream);
   config.attrs = attributes;
-  config.numAttrs = !launch.overlap ? 0 : p.cluster_shift ? 2 : 1;  // clusters only where launches overlap
-  return cudaLaunchKernelEx(&config, kernel<Weight, Act, Tile, Fine, Zeros>, p);
+  config.numAttrs = !launch.overlap ? 0 : cluster > 1 ? 2 : 1;  // clusters only where launches overlap
+  return cudaLaunchKernelEx(&config, function, p);
+}
+
+// The kernel for few tokens; cudaErrorInvalidValue when x does not fit.
+template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+inline int launch_few(Problem p, const Launch& launch) {
+  static std::atomic<uint64_t> prepared{0};
+  const auto function = kernel<Weight, Act, Tile, Fine, Zeros>;
+  if (!spread<Weight, Act, Tile, Fine, Zeros>(p, launch)) return cudaErrorInvalidValue;
+  if (const cudaError_t error = prepare<Tile>(reinterpret_cast<const void*>(function), launch.device, prepared))
+    return error;
+  // Why all shared memory: two blocks of one launch on a multiprocessor would leave another one idle.
+  return start(function, p, p.grid, Tile::kThreads, Tile::kSharedBytes, 1 << p.cluster_shift, launch);
+}
+
+// The two kernels for many tokens.
+template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+inline int launch_many(Problem p, const Launch& launch) {
+  using Worker = decode::Worker<Weight, Act, Tile, Fine, Zeros>;
+  static std::atomic<uint64_t> prepared{0};
+  const auto function = phases<Weight, Act, Tile, Fine, Zeros>;
+  if (const cudaError_t error = prepare<Tile>(reinterpret_cast<const void*>(function), launch.device, prepared))
+    return error;
+  spread_phases<Worker, Tile>(p, launch);
+  const int64_t items = static_cast<int64_t>(p.tiles) * Worker::kItems;
+  p.parts = static_cast<float*>(launch.scratch(launch.owner, (items << p.warps_k_shift) * p.parts_k * 16));
+  if (const cudaError_t error = start(function, p, p.grid, Tile::kThreads, Tile::kSharedBytes, 1, launch)) return error;
+  return start(add_parts<Weight, Act, Tile, Fine, Zeros>, p, static_cast<int>((items + 127) / 128), 128, 0, 1, launch);
+}
+
+// Bytes of weight up to which 8 tokens go the way of few, where x fits: measured on an H200.
+constexpr int64_t kSmallBytes = int64_t{16} << 20;
+
+template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+inline int launch_kernel(const Problem& p, const Launch& launch) {
+  if constexpr (!Tile::kMany) {
+    return launch_few<Weight, Act, Tile, Fine, Zeros>(p, launch);
+  } else {
+    if constexpr (Tile::kTokens == 8 && !Fine && !Weight::kFloat)
+      if (int64_t{256} * Weight::kBits * p.tiles * p.steps <= kSmallBytes) {
+        const int error = launch_few<Weight, Act, decode::Tile<8, false>, Fine, Zeros>(p, launch);
+        if (error != cudaErrorInvalidValue) return error;
+      }
+    return launch_many<Weight, Act, Tile, Fine, Zeros>(p, launch);
+  }
 }
 
 // args: checked by the caller; m <= Tile::kTokens, x rows 16-byte aligned, codes in layout nvidia, 16-bit scales.
@@ -247,12 +310,11 @@ inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   p.zero_kind = args.w.zero_kind;
   p.bias_type = args.y.bias_type;
   const bool fine = p.group_shift < 7;
-  using Coarse = CoarseTile<Weight, Tile::kTokens>;
   if (p.zero_kind == ZeroKind::kNone)
     return fine ? launch_kernel<Weight, Act, Tile, true, false>(p, launch)
-                : launch_kernel<Weight, Act, Coarse, false, false>(p, launch);
+                : launch_kernel<Weight, Act, Tile, false, false>(p, launch);
   return fine ? launch_kernel<Weight, Act, Tile, true, true>(p, launch)
-              : launch_kernel<Weight, Act, Coarse, false, true>(p, launch);
+              : launch_kernel<Weight, Act, Tile, false, true>(p, launch);
 }
 
 }  // namespace lowbit::decode

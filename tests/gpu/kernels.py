@@ -15,8 +15,8 @@ needs_kernels = pytest.mark.skipif(not BUILT, reason="this build of lowbit has n
 
 #: The variants of the family decode, by the most tokens that they take.
 TILES = ("n1", "n2", "n4", "n8", "n16")
-#: Bytes of x that a block can hold at least, whatever else its kernel keeps in shared memory.
-ROOM_FOR_X = 30 * 1024
+#: Bytes of x that a block of a kernel for few tokens can hold at least, whatever else it keeps in shared memory.
+ROOM_FOR_X = 20 * 1024
 
 
 def decode_rows() -> list[dict]:
@@ -42,11 +42,16 @@ def forced(name: str | None) -> contextlib.AbstractContextManager:
     return contextlib.nullcontext() if name is None else extension.force_cuda_kernel(name)
 
 
-def may_refuse(m: int, k: int) -> bool:
-    """Whether x [m, k] is so long that a kernel may refuse it: blocks that share it hold more than ROOM_FOR_X each."""
-    blocks = 8 if torch.cuda.get_device_capability() >= (9, 0) else 1
+def may_refuse(name: str, m: int, k: int) -> bool:
+    """Whether x [m, k] is so long that a kernel may refuse it: blocks that share it hold more than ROOM_FOR_X each.
+
+    Kernels for more than 4 tokens hold a part of x at a time; they refuse only where a block's memory is too small.
+    """
+    hopper = torch.cuda.get_device_capability() >= (9, 0)
+    if tokens(name) > 4:
+        return not hopper
     steps = -(-k // 128)
-    return -(-steps // blocks) * m * 256 > ROOM_FOR_X
+    return -(-steps // (2 if hopper else 1)) * m * 256 > ROOM_FOR_X
 
 
 def product_by(name: str, x: torch.Tensor, pw, bias=None, **options) -> torch.Tensor | None:
@@ -55,7 +60,7 @@ def product_by(name: str, x: torch.Tensor, pw, bias=None, **options) -> torch.Te
         with forced(name):
             return lowbit.matmul(x, pw, bias, **options)
     except RuntimeError as error:
-        if f"{name} was forced and can't hold" in str(error) and may_refuse(*x.shape):
+        if f"{name} was forced and can't hold" in str(error) and may_refuse(name, *x.shape):
             return None
         raise
 

@@ -1,22 +1,22 @@
 // What one warp does with its slice of a row tile of integer codes: products of bytes, exact until a group is scaled.
 //
-// Columns 2i and 2i + 1 of a product are the low and high digits of one token; so a product holds four tokens, and a lane
-// 4g + t finds rows g and g + 8 of token t. With fewer than four tokens they hold further steps of 128 k (phases).
+// Columns 2i and 2i + 1 of a product are the low and high digits of one token; so a product holds four tokens, and a
+// lane 4g + t finds rows g and g + 8 of token t. With fewer than four tokens they hold further steps of 128 k (phases).
 #pragma once
 #include <cstdint>
 
 #include "../dequant/bytes.cuh"
 #include "../ptx/async.cuh"
 #include "../ptx/mma.cuh"
-#include "byte_feed.cuh"
 #include "digits.cuh"
 #include "shape.cuh"
+#include "stage_feed.cuh"
 
 namespace lowbit::decode {
 
 template <class Weight, class Act, class Tile, bool Zeros>
 struct ByteWorker {
-  using Feed = ByteFeed<Weight, Tile, Zeros>;
+  using Feed = StageFeed<Weight, Tile, Zeros, Strip>;
   using Ring = typename Feed::Ring;
   static constexpr int kBits = Weight::kBits, kTokens = Tile::kTokens, kRows = Ring::kRows;
   static constexpr int kProducts = (kTokens + 3) / 4;            // side by side, of four tokens
@@ -41,8 +41,9 @@ struct ByteWorker {
     clear_sums();
   }
 
-  static __device__ __forceinline__ void bring_x(const Position& at, uint32_t x, uint32_t table) {
-    bring_digits<Act, Tile>(at, x, table);
+  template <class Between>
+  static __device__ __forceinline__ void bring_x(const Position& at, uint32_t x, uint32_t table, Between between) {
+    bring_digits<Act, Tile>(at, x, table, between);
   }
 
   __device__ __forceinline__ void clear_sums() {
@@ -150,10 +151,12 @@ struct ByteWorker {
       const uint32_t from = scales + r * Ring::kTileScales;
       // Why 0: what lies there was never written.
       const float2 pair = unpack_pair(used ? ptx::load_shared(from) : 0, p.bf16_scales);
-      const float2 stored = Zeros && used ? unpack_pair(ptx::load_shared(from + kRows * Ring::kTileScales), p.bf16_scales) : float2{};
+      const float2 stored =
+          Zeros && used ? unpack_pair(ptx::load_shared(from + kRows * Ring::kTileScales), p.bf16_scales) : float2{};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        constexpr float kOne[2] = {static_cast<float>(1 << Parts::bit(0, 0)), static_cast<float>(1 << Parts::bit(0, 1))};
+        constexpr float kOne[2] = {static_cast<float>(1 << Parts::bit(0, 0)),
+                                   static_cast<float>(1 << Parts::bit(0, 1))};
         const float scale = h ? pair.y : pair.x, own_zero = (h ? stored.y : stored.x) * p.zero_factor;
         float zero = p.zero_base, shift = 0.0f;
         if (Zeros) {
@@ -167,8 +170,7 @@ struct ByteWorker {
           };
           float value = value_of(0);
 #pragma unroll
-          for (int part = 1; part < Parts::kCount; ++part)
-            value = fmaf(value_of(part), Parts::factor(part, h), value);
+          for (int part = 1; part < Parts::kCount; ++part) value = fmaf(value_of(part), Parts::factor(part, h), value);
           value = fmaf(-zero * kOne[h], x_sum[j], value);
           total[r][j][h] = fmaf(scale * unit[j], value, total[r][j][h]);
           if (Zeros) total[r][j][h] = fmaf(shift * kOne[h] * unit[j], x_sum[j], total[r][j][h]);
@@ -189,7 +191,7 @@ struct ByteWorker {
   __device__ __forceinline__ void next_stage(Place& place, Feed& feed) const {
     place.stage += Ring::kStageBytes;
     if (place.stage == feed.ring + Ring::kDepth * Ring::kStageBytes) place.stage = feed.ring;
-    place.slot = (place.slot + Ring::kSlotBytes) % (Ring::kSlots * Ring::kSlotBytes);
+    place.slot = Ring::wrapped(place.slot + Ring::kSlotBytes);
     ptx::wait_groups<Ring::kDepth - 2>();
     __syncwarp();  // what other lanes fetched has come, and every lane is done with the stage before
     feed.fetch();
@@ -216,7 +218,7 @@ struct ByteWorker {
 
 #pragma unroll 1
     for (int turn = 0; turn < steps; turn += kTurn) {
-      const uint32_t first_slot = place.slot + Ring::kSlotBytes;
+      const uint32_t first_slot = Ring::wrapped(place.slot + Ring::kSlotBytes);
       uint32_t own = turn + reads < steps ? row[0] : zeros;  // where there are phases
 #pragma unroll
       for (int i = 0; i < kTurn; ++i) {
@@ -238,8 +240,7 @@ struct ByteWorker {
         const bool used = (i < kPhases && kPhases == 1) || turn + last + scales < steps;
         // Steps of one turn lie in stages one after the other.
         const uint32_t in_stage = (last + scales) % Ring::kSteps * 32 + at.lane / 4 * 4;
-        const uint32_t slot =
-            (first_slot + (last + scales) / Ring::kSteps * Ring::kSlotBytes) % (Ring::kSlots * Ring::kSlotBytes);
+        const uint32_t slot = Ring::wrapped(first_slot + (last + scales) / Ring::kSteps * Ring::kSlotBytes);
         finish(feed.ring + Ring::kDepth * Ring::kStageBytes + slot + in_stage, entry, used);
         entry += kPhases * kTokens * kTableBytes;
         if (kPhases > 1) {

@@ -2,8 +2,9 @@
 //
 //   x = 2^e * (256 * high + low), both digits in -128 .. 127, |x| < 2^15 * 2^e
 //
-// Of fp16 and bf16 values all bits are kept down to 1/16 of the largest of the 128; smaller ones are off by at most 2^-16
-// of that one, less than its own rounding. Infinity and NaN make the exponent one, and with it every sum they are part of.
+// Of fp16 and bf16 values all bits are kept down to 1/16 of the largest of the 128; smaller ones are off by at most
+// 2^-16 of that one, less than its own rounding. Infinity and NaN make the exponent one, and with it every sum they are
+// part of.
 //
 //   x       [step][token][kRowBytes]: digits, 0 beyond k; [64 k][low, high][t][4 fragments][k 2t, 2t+8, 2t+1, 2t+9]
 //   table   [step][Tile::kTokens] pairs of floats: 2^e, and the sum of 256 * high + low
@@ -74,8 +75,9 @@ __device__ __forceinline__ void load_x_pairs(const uint8_t* from, int k, int end
 }
 
 // All threads of the block bring x to `x` and its exponents and sums to `table`; the caller synchronizes.
-template <class Act, class Tile>
-__device__ __forceinline__ void bring_digits(const Position& at, uint32_t x, uint32_t table) {
+// between() is called once, while the first of x is on its way.
+template <class Act, class Tile, class Between>
+__device__ __forceinline__ void bring_digits(const Position& at, uint32_t x, uint32_t table, Between between) {
   const Problem& p = at.p;
   const int first = at.block_step(at.rank), rows = (at.block_step(at.rank + 1) - first) * p.m;
   const float tokens = 1.0f / static_cast<float>(p.m);
@@ -85,6 +87,7 @@ __device__ __forceinline__ void bring_digits(const Position& at, uint32_t x, uin
   // Eight lanes bring a row of 128 k, a fragment each.
   constexpr int kBatch = 2, kRows = Tile::kThreads / 8;
   const int f = at.lane % 8;
+  if (at.warp * 4 >= rows) between();
 #pragma unroll 1
   for (int warp_start = at.warp * 4; warp_start < rows; warp_start += kBatch * kRows) {
     const int start = warp_start + at.lane / 8;
@@ -94,31 +97,46 @@ __device__ __forceinline__ void bring_digits(const Position& at, uint32_t x, uin
       const int row = start + i * kRows, step = step_of(row), k = (first + step) * kStepK + f * 16;
       load_x_pairs(p.x + 2 * ((row - step * p.m) * p.x_stride + k), k, row < rows ? p.k : 0, pairs[i]);
     }
+    if (warp_start == at.warp * 4) between();
+    // Why each step for all rows before the next: a row alone is a chain of instructions that wait for each other.
+    int most[kBatch], sum[kBatch];
+    float unit[kBatch];
+    uint32_t low[kBatch][4], high[kBatch][4];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) most[i] = largest<Act>(pairs[i]);
+#pragma unroll
+    for (int lanes = 1; lanes < 8; lanes *= 2)
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) most[i] = max(most[i], __shfl_xor_sync(~0u, most[i], lanes));
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const int row = start + i * kRows, step = step_of(row);
-      if (warp_start + i * kRows >= rows) break;
-      int most = largest<Act>(pairs[i]);
-#pragma unroll
-      for (int lanes = 1; lanes < 8; lanes *= 2) most = max(most, __shfl_xor_sync(~0u, most, lanes));
       // Why a little more: 256 * high + low must stay below 32640, or the high digit would be 128.
-      int top = __float_as_int(__int_as_float(most) * 1.00396f) & 0x7F800000;
-      top = max(top, 32 << 23);  // so that the inverse is a number
+      int top = __float_as_int(__int_as_float(most[i]) * 1.00396f) & 0x7F800000;
+      top = max(top, 32 << 23);                                   // so that the inverse is a number
       const float inverse = __uint_as_float((268u << 23) - top);  // 2^14 / 2^top
-      const float unit = __int_as_float(top) * 6.103515625e-5f;   // infinity stays infinity
-      uint32_t low[4], high[4];
-      int sum = split_digits<Act>(pairs[i], inverse, low, high);
+      unit[i] = __int_as_float(top) * 6.103515625e-5f;            // infinity stays infinity
+      sum[i] = split_digits<Act>(pairs[i], inverse, low[i], high[i]);
+    }
 #pragma unroll
-      for (int lanes = 1; lanes < 8; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    for (int i = 0; i < kBatch; ++i) {
+      const int row = start + i * kRows;
       if (row >= rows) continue;
       const uint32_t to = x + row * kRowBytes + f / 4 * 128 + f % 4 * 4;
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
-        ptx::store_shared(to + t * 16, low[t]);
-        ptx::store_shared(to + t * 16 + 64, high[t]);
+        ptx::store_shared(to + t * 16, low[i][t]);
+        ptx::store_shared(to + t * 16 + 64, high[i][t]);
       }
-      if (f == 0)
-        ptx::store_shared(table + (step * Tile::kTokens + row - step * p.m) * 8, {unit, static_cast<float>(sum)});
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < 8; lanes *= 2)
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) sum[i] += __shfl_xor_sync(~0u, sum[i], lanes);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int row = start + i * kRows, step = step_of(row);
+      if (row < rows && f == 0)
+        ptx::store_shared(table + (step * Tile::kTokens + row - step * p.m) * 8, {unit[i], static_cast<float>(sum[i])});
     }
   }
 }

@@ -29,8 +29,8 @@ __device__ __forceinline__ int owned_tiles(const Position& at) {
   return (slots - at.rank + (1 << at.p.cluster_shift) - 1) >> at.p.cluster_shift;
 }
 
-// A warp's sums of row tile r of those side by side, which is tile i of the pass; every warp hands in something for every
-// i, so that owners know what to wait for.
+// A warp's sums of row tile r of those side by side, which is tile i of the pass; every warp hands in something for
+// every i, so that owners know what to wait for.
 template <class Worker>
 __device__ __forceinline__ void hand_in(Worker& worker, const Position& at, uint32_t place, uint32_t met, int i,
                                         int r) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void hand_in(Worker& worker, const Position& at, uint
   const int owned = ((slot >> p.cluster_shift) << (p.cluster_shift + p.warps_k_shift)) + at.slice;
   const uint32_t owner = slot & ((1 << p.cluster_shift) - 1);
   place += owned * kSumBytes<Worker>;
-  worker.hand_in(r, [&](int item, const float(&values)[Worker::kFloats]) {
+  worker.hand_in(r, [&](int item, const float (&values)[Worker::kFloats]) {
     const uint32_t to = place + item * (Worker::kFloats * 4);
     if (p.cluster_shift) {
       ptx::store_in_cluster(to, met, owner, values);
@@ -58,8 +58,23 @@ __device__ __forceinline__ void meet(const Problem& p, uint32_t met, int round) 
   }
 }
 
-// Stores this block's tiles of the pass whose first tile is `first` of each row group. A thread adds up one item of every
-// slice.
+// Stores what the sums of one item of a row tile have become.
+template <class Act, class Worker>
+__device__ __forceinline__ void store_item(const Problem& p, int tile, int item,
+                                           const float (&value)[Worker::kFloats]) {
+#pragma unroll
+  for (int j = 0; j < Worker::kFloats; ++j) {
+    const auto spot = Worker::spot(item, j);
+    const int n = tile * 16 + spot.row;
+    if (n >= p.n || spot.token >= p.m) continue;
+    const float bias = p.bias ? load_bias(p.bias, p.bias_type, n) : 0.0f;
+    static_cast<Act*>(p.y)[spot.token * p.y_stride + n] =
+        static_cast<Act>(fmaf(value[j], p.step * Worker::unit(spot.row), bias));
+  }
+}
+
+// Stores this block's tiles of the pass whose first tile is `first` of each row group. A thread adds up one item of
+// every slice.
 template <class Act, class Worker, class Tile>
 __device__ __forceinline__ void store_pass(const Position& at, uint32_t place, int first) {
   const Problem& p = at.p;
@@ -78,19 +93,12 @@ __device__ __forceinline__ void store_pass(const Position& at, uint32_t place, i
 #pragma unroll
       for (int j = 0; j < kFloats; ++j) value[j] += more[j];
     }
-    const int slot = (own << p.cluster_shift) + at.rank, group = static_cast<int>((static_cast<float>(slot) + 0.5f) * tiles);
+    const int slot = (own << p.cluster_shift) + at.rank,
+              group = static_cast<int>((static_cast<float>(slot) + 0.5f) * tiles);
     const int row_group = at.first_row_group + group;
     const int tile = p.row_groups(row_group) + first + slot - group * p.pass_tiles;
     if (tile >= p.row_groups(row_group + 1)) continue;
-#pragma unroll
-    for (int j = 0; j < kFloats; ++j) {
-      const auto spot = Worker::spot(item, j);
-      const int n = tile * 16 + spot.row;
-      if (n >= p.n || spot.token >= p.m) continue;
-      const float bias = p.bias ? load_bias(p.bias, p.bias_type, n) : 0.0f;
-      static_cast<Act*>(p.y)[spot.token * p.y_stride + n] =
-          static_cast<Act>(fmaf(value[j], p.step * Worker::unit(spot.row), bias));
-    }
+    store_item<Act, Worker>(p, tile, item, value);
   }
 }
 

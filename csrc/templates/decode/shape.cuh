@@ -11,21 +11,23 @@ namespace lowbit::decode {
 
 using layout::kStepK;  // 128 k: whole tiles of every plane
 
-// Tokens: 1, 2, 4, 8 or 16, the most a kernel takes.
-template <int Tokens, int Warps = 8>
+// Shared memory of a block. Two: so that two launches fit on a multiprocessor, and the next one can start early. Alone:
+// for kernels of which two blocks must not meet on a multiprocessor.
+constexpr int kSharedTwo = 112 * 1024;
+constexpr int kSharedAlone = 204 * 1024;
+
+// Tokens: 1, 2, 4, 8 or 16, the most a kernel takes. Few: x stays in shared memory (decode.cuh). Many: it passes by in
+// phases (phases.cuh).
+template <int Tokens, bool Many = (Tokens >= 8)>
 struct Tile {
+  static constexpr bool kMany = Many;
   static constexpr int kTokens = Tokens;
   static constexpr int kColumns = (Tokens + 7) / 8;            // tiles of 8 tokens
   static constexpr int kPhases = Tokens < 8 ? 8 / Tokens : 1;  // steps side by side in the columns
-  static constexpr int kWarps = Warps, kThreads = 32 * kWarps;
-  // Why: two launches must fit on a multiprocessor, or the next one can't start early.
-  static constexpr int kSharedBytes = 112 * 1024;
-  static constexpr int kRingBytes = (Tokens <= 2 ? 76 : 60) * 1024 / kWarps;  // of a warp; x takes most of the rest
-  // Why this much: the weights of 25 MB that all multiprocessors then ask for stay in L2 until they are read.
-#ifndef LOWBIT_PREFETCH_KB
-#define LOWBIT_PREFETCH_KB 0
-#endif
-  static constexpr int kPrefetchBytes = LOWBIT_PREFETCH_KB * 1024 / kWarps;
+  // Why not 16 warps for few: 64 registers a thread are too few.
+  static constexpr int kWarps = Many ? 16 : 8, kThreads = 32 * kWarps;
+  static constexpr int kSharedBytes = Many ? kSharedAlone : kSharedTwo;
+  static constexpr int kRingBytes = (Many ? 160 : Tokens <= 2 ? 86 : 60) * 1024 / kWarps;  // of a warp
 };
 
 // K or tiles cut into parts that differ by one at most: part i starts at i * each + min(i, more).
@@ -54,36 +56,18 @@ struct Problem {
   int pass_tiles;              // tiles of a row group whose sums meet at once
   int x_bytes, table_bytes;    // of a block's x; of what is known of each of its tokens and steps
   int meeting_bytes;           // of a pass
-  float step, zero_base;       // value = step * (code - zero_base)
-  float zero_factor;           // 1 / step
+  // Where K is walked in phases:
+  int parts_k;              // blocks that share K
+  int phases, phase_steps;  // of a block
+  float* parts;             // sums of each part of K
+  float step, zero_base;    // value = step * (code - zero_base)
+  float zero_factor;        // 1 / step
   bool bf16_scales;
   ZeroKind zero_kind;
   FloatType bias_type;
 };
 
 constexpr int kRowBytes = 256 + 16;  // of a token at one step; 16 more, so that 8 rows of ldmatrix meet no bank twice
-
-// What goes into a ring: stages of kSteps steps of a row tile (tiles of every plane), and scales, then zeros, of
-// chunks.
-template <class Weight, class Tile, bool Fine, bool Zeros>
-struct Ring {
-  static constexpr int kBits = Weight::kBits;
-  // Row tiles side by side: they share x. Why not always 2: registers, and bytes that are waited for at once.
-  static constexpr int kRows = !Fine && kBits <= 4 && Tile::kTokens < 16 ? 2 : 1;
-  static constexpr int kSteps = Fine ? 1 : (kBits == 1 ? 8 : kBits == 2 ? 4 : kBits <= 4 ? 2 : 1) / kRows;
-  static_assert(kSteps <= 8);
-  static constexpr int kChunk = Fine ? 2 : 8;  // steps whose scales come together, with the first stage
-  static constexpr int kTileBytes = 2 * kStepK * kBits * kSteps;  // of one row tile in a stage
-  static constexpr int kStageBytes = kTileBytes * kRows;
-  static constexpr int kGroupBytes = 32 * kChunk * (Fine ? 8 : 1);
-  static constexpr int kTileScaleBytes = kGroupBytes * (Zeros ? 2 : 1);
-  static constexpr int kScaleBytes = kTileScaleBytes * kRows;
-  static constexpr int kFit = Tile::kRingBytes / (kStageBytes + kScaleBytes);
-  static constexpr int kDepth = kFit < 2 ? 2 : kFit > 8 ? 8 : kFit;  // stages
-  // Why as many: a chunk may be one stage.
-  static constexpr int kScaleSlots = kDepth;
-  static constexpr int kBytes = kDepth * kStageBytes + kScaleSlots * kScaleBytes;
-};
 
 // Where things lie in shared memory.
 template <class Ring, class Tile>
@@ -111,6 +95,27 @@ struct Position {
     const int row_group = first_row_group + (warp >> p.warps_k_shift);
     first_step = p.slices(slice), end_step = p.slices(slice + 1);
     first_tile = p.row_groups(row_group), end_tile = p.row_groups(row_group + 1);
+  }
+
+  // The same where blocks that have nothing in common share K.
+  __device__ Position(const Problem& problem, int warps, int parts_k)
+      : p(problem),
+        lane(threadIdx.x % 32),
+        warp(threadIdx.x / 32),
+        rank(blockIdx.x % parts_k),
+        slice((rank << p.warps_k_shift) + (warp & ((1 << p.warps_k_shift) - 1))),
+        first_row_group(blockIdx.x / parts_k * (warps >> p.warps_k_shift)) {
+    const int row_group = first_row_group + (warp >> p.warps_k_shift);
+    first_step = end_step = 0;
+    first_tile = p.row_groups(row_group), end_tile = p.row_groups(row_group + 1);
+  }
+
+  // This warp's part of a phase of its block.
+  __device__ __forceinline__ void slice_of(int phase, int& first, int& end) const {
+    const int each = p.phase_steps >> p.warps_k_shift;
+    const int block_end = p.slices(rank + 1);
+    first = p.slices(rank) + phase * p.phase_steps + (warp & ((1 << p.warps_k_shift) - 1)) * each;
+    end = min(first + each, block_end);
   }
 
   // The first step of the block of a rank.

@@ -1,53 +1,72 @@
 // What one warp does with its slice of a row tile: codes to products, sums of groups to scaled sums.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "../dequant/float.cuh"
 #include "../dequant/int.cuh"
 #include "../ptx/async.cuh"
 #include "../ptx/mma.cuh"
 #include "activations.cuh"
-#include "feed.cuh"
+#include "chunk_feed.cuh"
 #include "shape.cuh"
+#include "stage_feed.cuh"
 
 namespace lowbit::decode {
 
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 struct Worker {
+  // Many tokens walk K in phases of the block, few in one go. Scales finer than 128 k come in chunks.
+  static constexpr bool kMany = Tile::kMany, kStaged = kMany && !Fine;
+  using Feed = std::conditional_t<kStaged, StageFeed<Weight, Tile, Zeros, Phases>,
+                                  ChunkFeed<Weight, Tile, Fine, Zeros, std::conditional_t<kMany, Phases, Strip>>>;
+  using Ring = typename Feed::Ring;
   using Decoder = lowbit::Decoder<Weight, Act>;
   using Words = typename Decoder::Words;
-  using Feed = decode::Feed<Weight, Tile, Fine, Zeros>;
-  using Ring = decode::Ring<Weight, Tile, Fine, Zeros>;
   static constexpr int kBits = Weight::kBits, kColumns = Tile::kColumns, kTokens = Tile::kTokens;
   static constexpr int kPhases = Fine ? 1 : Tile::kPhases;
   // Fragments go to classes in turn. Why more than a decoder asks for: the products of one sum wait for each other.
   static constexpr int kClasses = kPhases == 1 && kColumns * Ring::kRows > 1 ? Decoder::kClasses : 2;
   static constexpr bool kOnes = Decoder::kSubtractOffset || Zeros;  // sums of x are needed
   // With a step a group, sums can begin at what the offset takes away, for nothing.
-  static constexpr bool kBeginAtOffset = kPhases == 1 && !Fine && Decoder::kSubtractOffset && !Zeros;
+  // Why not up to 3 bits with 16 tokens: registers.
+  static constexpr bool kBeginAtOffset =
+      kPhases == 1 && !Fine && Decoder::kSubtractOffset && !Zeros && (kTokens <= 8 || kBits > 3);
   using Sum = float[kColumns][4];
   using XFragments = uint32_t[4][kColumns][4];  // 32 k each
 
+  // How many stages to fetch before the first is read.
+  static constexpr int kAhead = kStaged ? Ring::kDepth : Ring::kDepth - 1;
   // What it hands in: items of kFloats, kItems a tile.
   static constexpr int kFloats = 4, kItems = kTokens <= 2 ? 8 : kTokens == 4 ? 16 : kColumns * 32;
   static constexpr int kTableBytes = 4;  // of a token at one step
 
   const Position& at;
   const Problem& p;
-  const uint32_t zeros, x, ones;  // in shared memory: bytes of 0, x, sums of x
+  const uint32_t zeros;  // in shared memory: bytes of 0
+  uint32_t x, ones;      // x and its sums, from step `first` on
+  int first;
   const Decoder decoder;
   static constexpr int kRows = Ring::kRows;
   Sum sums[kRows][kClasses], total[kRows];  // of a group; of the tile, scaled
 
   __device__ Worker(const Position& position, uint32_t zeros_at, uint32_t x_at, uint32_t ones_at)
-      : at(position), p(position.p), zeros(zeros_at), x(x_at), ones(ones_at), decoder(position.p.zero_base) {
+      : at(position),
+        p(position.p),
+        zeros(zeros_at),
+        x(x_at),
+        ones(ones_at),
+        first(position.block_step(position.rank)),
+        decoder(position.p.zero_base) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
       for (int c = 0; c < kClasses; ++c) clear(sums[r][c]);
   }
 
-  static __device__ __forceinline__ void bring_x(const Position& at, uint32_t x, uint32_t ones) {
+  template <class Between>
+  static __device__ __forceinline__ void bring_x(const Position& at, uint32_t x, uint32_t ones, Between between) {
+    between();
     decode::bring_x<Act, Tile, kOnes && !Fine>(at, x, ones, 1.0f / Decoder::kUnit);
   }
 
@@ -140,7 +159,7 @@ struct Worker {
 
   // The sum of x of a column, counted from the first token of a step.
   __device__ __forceinline__ float sum_of_x(int step, int column) const {
-    return __uint_as_float(ptx::load_shared(ones + ((step - at.block_step(at.rank)) * kTokens + column) * 4));
+    return __uint_as_float(ptx::load_shared(ones + ((step - first) * kTokens + column) * 4));
   }
 
   __device__ __forceinline__ void begin_at_offset(int step) {
@@ -191,7 +210,11 @@ struct Worker {
     uint32_t stage, scales;  // in the ring
   };
   static __device__ __forceinline__ Place start(uint32_t ring) {
-    return {ring + (Ring::kDepth - 1) * Ring::kStageBytes, ring + Ring::kDepth * Ring::kStageBytes};
+    if constexpr (kStaged) {
+      return {ring, 0};
+    } else {
+      return {ring + (Ring::kDepth - 1) * Ring::kStageBytes, ring + Ring::kDepth * Ring::kStageBytes};
+    }
   }
 
   // Moves on to the next stage of the ring, which has come then.
@@ -209,7 +232,7 @@ struct Worker {
     for (int column = 0; column < kColumns; ++column) {
       // Why min: tokens that don't exist read the last one; their sums are never stored.
       const int token = min(column * 8 + at.lane % 8 % kTokens, p.m - 1);
-      row[column] = x + ((step - at.block_step(at.rank)) * p.m + token) * kRowBytes + at.lane / 8 * 16;
+      row[column] = x + ((step - first) * p.m + token) * kRowBytes + at.lane / 8 * 16;
     }
   }
 
@@ -258,6 +281,78 @@ struct Worker {
     }
   }
 
+  // A slice of kRows tiles whose stages bring their own scales. All of the ring is in flight: the oldest stage lies
+  // where the next one will, its scales one slot further. Its words go to registers at once; with up to 8 tokens its
+  // place is free again while they are multiplied.
+  __device__ __forceinline__ void run_staged(Feed& feed, int first_step, int end_step) {
+    uint32_t row[kColumns];
+    find_rows(first_step, row);
+    const int row_bytes = p.m * kRowBytes;
+#pragma unroll 1
+    for (int step = first_step; step < end_step; step += Ring::kSteps) {
+      ptx::wait_groups<Ring::kDepth - 1>();
+      __syncwarp();  // what other lanes fetched has come
+      Words words[Ring::kSteps][kRows];
+#pragma unroll
+      for (int i = 0; i < Ring::kSteps; ++i)
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) load_words(feed.to + r * Ring::kTileBytes, i, words[i][r]);
+      const uint32_t slot =
+          feed.ring + Ring::kDepth * Ring::kStageBytes + Ring::wrapped(feed.slot + Ring::kSlotBytes) + at.lane / 4 * 4;
+      // Why at the end with 16 tokens: registers.
+      constexpr bool kFetchLast = kTokens > 8;
+      if (!kFetchLast) {
+        __syncwarp();
+        feed.fetch();
+      }
+#pragma unroll
+      for (int i = 0; i < Ring::kSteps; ++i) {
+        if (i && step + i >= end_step) break;
+        float x_sum[kColumns][2] = {};
+        if (kBeginAtOffset) {
+          begin_at_offset(step + i);
+        } else if (kOnes) {
+#pragma unroll
+          for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+            for (int side = 0; side < 2; ++side)
+              x_sum[column][side] = sum_of_x(step + i, column * 8 + at.lane % 4 * 2 + side);
+        }
+#pragma unroll
+        for (int quarter = 0; quarter < 4; ++quarter) {
+          uint32_t fragments[kColumns][4];
+#pragma unroll
+          for (int column = 0; column < kColumns; ++column)
+            ptx::load_matrices(fragments[column], row[column] + quarter * 64);
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
+              uint32_t a[4];
+              decoder.fragment(words[i][r], 2 * quarter + half, a);
+#pragma unroll
+              for (int column = 0; column < kColumns; ++column)
+                ptx::mma<Act>(sums[r][half % kClasses][column], a, fragments[column][2 * half],
+                              fragments[column][2 * half + 1]);
+            }
+        }
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column) row[column] += row_bytes;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          const uint32_t from = slot + r * Ring::kTileScales + i * 32;
+          const uint32_t scale = ptx::load_shared(from);
+          const uint32_t stored = Zeros ? ptx::load_shared(from + kRows * Ring::kTileScales) : 0;
+          apply_scales(r, {scale, scale}, {stored, stored}, x_sum);
+        }
+      }
+      if (kFetchLast) {
+        __syncwarp();
+        feed.fetch();
+      }
+    }
+  }
+
   // The same with groups of 16, 32 or 64 k: scales follow every fragment, second or fourth one.
   __device__ __forceinline__ void run_chunk_fine(Place& place, Feed& feed, int chunk, int steps) {
     const int shift = p.group_shift - 4, mask = (1 << shift) - 1, own = at.lane % 8,
@@ -303,21 +398,32 @@ struct Worker {
     }
   }
 
-  // A tile's slice, from its first stage in the ring.
-  __device__ __forceinline__ void run_tile(Place& place, Feed& feed) {
+  __device__ __forceinline__ void clear_total() {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) clear(total[r]);
+  }
+
+  // The slice of kRows tiles, from its first stage in the ring: adds to total.
+  __device__ __forceinline__ void run_slice(Place& place, Feed& feed, int first_step, int end_step) {
+    if constexpr (kStaged) {
+      run_staged(feed, first_step, end_step);
+    } else {
 #pragma unroll 1
-    for (int chunk = at.first_step; chunk < at.end_step; chunk += Ring::kChunk) {
-      const int steps = min(Ring::kChunk, at.end_step - chunk);
-      if constexpr (Fine) {
-        run_chunk_fine(place, feed, chunk, steps);
-      } else {
-        run_chunk(place, feed, chunk, steps);
+      for (int chunk = first_step; chunk < end_step; chunk += Ring::kChunk) {
+        const int steps = min(Ring::kChunk, end_step - chunk);
+        if constexpr (Fine) {
+          run_chunk_fine(place, feed, chunk, steps);
+        } else {
+          run_chunk(place, feed, chunk, steps);
+        }
+        place.scales += Ring::kScaleBytes;
+        if (place.scales == feed.ring + Ring::kBytes) place.scales -= Ring::kScaleSlots * Ring::kScaleBytes;
       }
-      place.scales += Ring::kScaleBytes;
-      if (place.scales == feed.ring + Ring::kBytes) place.scales -= Ring::kScaleSlots * Ring::kScaleBytes;
     }
+  }
+  __device__ __forceinline__ void run_tile(Place& place, Feed& feed) {
+    clear_total();
+    run_slice(place, feed, at.first_step, at.end_step);
   }
 
   // ---- sums that meet ----------------------------------------------------------------------------------------------

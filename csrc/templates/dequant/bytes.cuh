@@ -1,8 +1,8 @@
 // Integer codes to the A operand of a product of bytes, 128 k of a row tile at a time.
 //
-// A product of codes is the sum of the products of their planes, so nothing is put together: each plane is an operand of
-// its own, masked out of its words in place. The byte is then field * 2^q, where q is the bit the field lies at; rows g
-// and g + 8 have different q, which their scales take back. Sums of a plane are kept apart from those of others.
+// A product of codes is the sum of the products of their planes, so nothing is put together: each plane is an operand
+// of its own, masked out of its words in place. The byte is then field * 2^q, where q is the bit the field lies at;
+// rows g and g + 8 have different q, which their scales take back. Sums of a plane are kept apart from those of others.
 #pragma once
 #include <cstdint>
 
@@ -10,8 +10,8 @@
 
 namespace lowbit::bytes {
 
-// The sums that codes of `Bits` bits need: one a plane, two for a plane of 1 bit where Spare: its fields lie at two pairs
-// of places, and sums of their own are cheaper than shifts.
+// The sums that codes of `Bits` bits need: one a plane, two for a plane of 1 bit where Spare: its fields lie at two
+// pairs of places, and sums of their own are cheaper than shifts.
 template <int Bits, bool Spare>
 struct Parts {
   static constexpr int kPlanes = (Bits & 1) + (Bits >> 1 & 1) + (Bits >> 2 & 1) + Bits / 8;

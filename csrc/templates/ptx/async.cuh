@@ -16,11 +16,32 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(to), "l"(from) : "memory");
 }
 
-// Brings bytes, a multiple of 16, to L2 only.
-__device__ __forceinline__ void prefetch(const void* from, uint32_t bytes) {
+// The same for the first `bytes` of 16; the others become 0.
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+// A barrier in shared memory that counts arrivals of threads, one when all copies of a thread up to now have come.
+__device__ __forceinline__ void arrivals_init(uint32_t barrier, int threads) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void arrive_with_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void wait_arrivals(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "retry:\n"
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(from), "r"(bytes) : "memory");
+      "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+#else
+      "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
 #endif
+      "@!done bra retry;\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
 }
 
 // 16 bytes of x. Why volatile and not __ldg: it must stay below the wait for the previous kernel.

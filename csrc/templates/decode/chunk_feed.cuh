@@ -1,4 +1,4 @@
-// The weights of one warp on their way into its ring: codes stage by stage, scales chunk by chunk.
+// The weights of one warp of a Worker on their way into its ring: codes stage by stage, scales chunk by chunk.
 //
 // Every lane copies 16 bytes at a time; a commit group is one stage. fetch() is called once a stage also when nothing
 // is left, so that the count of groups in flight stays what the caller waits for.
@@ -6,22 +6,45 @@
 #include <cstdint>
 
 #include "../ptx/async.cuh"
-#include "shape.cuh"
+#include "walk.cuh"
 
 namespace lowbit::decode {
 
+// What goes into a ring: stages of kSteps steps of a row tile (tiles of every plane), and scales, then zeros, of
+// chunks.
 template <class Weight, class Tile, bool Fine, bool Zeros>
-struct Feed {
-  using Ring = decode::Ring<Weight, Tile, Fine, Zeros>;
+struct ChunkRing {
+  static constexpr int kBits = Weight::kBits;
+  // Row tiles side by side: they share x. Why not always 2: registers, and bytes that are waited for at once.
+  static constexpr int kRows = !Fine && kBits <= 4 ? 2 : 1;
+  static constexpr int kSteps = Fine ? 1 : (kBits == 1 ? 8 : kBits == 2 ? 4 : kBits <= 4 ? 2 : 1) / kRows;
+  static_assert(kSteps <= 8);
+  static constexpr int kChunk = Fine ? 2 : 8;  // steps whose scales come together, with the first stage
+  static constexpr int kTileBytes = 2 * kStepK * kBits * kSteps;  // of one row tile in a stage
+  static constexpr int kStageBytes = kTileBytes * kRows;
+  static constexpr int kGroupBytes = 32 * kChunk * (Fine ? 8 : 1);
+  static constexpr int kTileScaleBytes = kGroupBytes * (Zeros ? 2 : 1);
+  static constexpr int kScaleBytes = kTileScaleBytes * kRows;
+  static constexpr int kFit = Tile::kRingBytes / (kStageBytes + kScaleBytes);
+  static constexpr int kDepth = kFit < 2 ? 2 : kFit > 8 ? 8 : kFit;  // stages
+  // Why as many: a chunk may be one stage.
+  static constexpr int kScaleSlots = kDepth;
+  static constexpr int kBytes = kDepth * kStageBytes + kScaleSlots * kScaleBytes;
+};
+
+template <class Weight, class Tile, bool Fine, bool Zeros, class Walk>
+struct ChunkFeed {
+  using Ring = ChunkRing<Weight, Tile, Fine, Zeros>;
   static constexpr int kBits = Weight::kBits;
   static constexpr int kPlanes = (kBits & 1) + (kBits >> 1 & 1) + (kBits >> 2 & 1) + kBits / 8;
 
   const Problem& p;
-  const int lane, first_step, end_step, end_tile;
+  const int lane;
   const uint32_t ring;
-  // The next stage: of row tile `tile`, `left` steps of its chunk are still to come, then comes the chunk at `chunk`.
+  // The next stage: `left` steps of its chunk are still to come, then comes the chunk at `chunk`.
+  Walk walk;
   const uint8_t* planes[kPlanes];  // this lane's bytes
-  int tile, rows, chunk, left;
+  int rows, chunk, left;
   uint32_t to, scales_to;
 
   // Planes are met widest first: loops run over widths 8, 4, 2, 1 and pass over those that a code does not have.
@@ -29,15 +52,12 @@ struct Feed {
     return (width < 8 && kBits & 8) + (width < 4 && kBits & 4) + (width < 2 && kBits & 2);
   }
 
-  __device__ Feed(const Position& at, uint32_t ring_address)
+  __device__ ChunkFeed(const Position& at, uint32_t ring_address)
       : p(at.p),
         lane(at.lane),
-        first_step(at.first_step),
-        end_step(at.end_step),
-        end_tile(at.end_tile),
         ring(ring_address),
-        tile(at.first_step < at.end_step ? at.first_tile : at.end_tile),
-        chunk(at.first_step),
+        walk(at, Ring::kRows),
+        chunk(walk.first_step),
         left(0),
         to(ring_address),
         scales_to(ring_address + Ring::kDepth * Ring::kStageBytes) {}
@@ -45,9 +65,9 @@ struct Feed {
   // Finds the codes of a chunk and fetches its scales: lanes of the lower half do, those of the upper half fetch zeros.
   __device__ __forceinline__ void open_chunk() {
     left = 0;
-    if (tile >= end_tile) return;
-    left = min(Ring::kChunk, end_step - chunk);
-    const int64_t code = static_cast<int64_t>(tile) * p.columns + chunk * kStepK;
+    if (walk.tile >= walk.end_tile) return;
+    left = min(Ring::kChunk, walk.end_step - chunk);
+    const int64_t code = static_cast<int64_t>(walk.tile) * p.columns + chunk * kStepK;
 #pragma unroll
     for (int width = 8; width >= 1; width /= 2)
       if (kBits & width)
@@ -58,9 +78,9 @@ struct Feed {
     const int group = chunk * kStepK >> p.group_shift;
     const int bytes = ((last_k >> p.group_shift) - group + 1) * 32 - lane % 16 * 16;
     const uint8_t* from =
-        (lane < 16 ? p.scales : p.zeros) + (static_cast<int64_t>(tile) * p.groups + group) * 32 + lane % 16 * 16;
+        (lane < 16 ? p.scales : p.zeros) + (static_cast<int64_t>(walk.tile) * p.groups + group) * 32 + lane % 16 * 16;
     const uint32_t place = scales_to + lane % 16 * 16 + (lane < 16 ? 0 : Ring::kGroupBytes);
-    rows = min(Ring::kRows, end_tile - tile);
+    rows = min(Ring::kRows, walk.end_tile - walk.tile);
 #pragma unroll
     for (int r = 0; r < Ring::kRows; ++r) {
       if (r >= rows) break;
@@ -74,7 +94,10 @@ struct Feed {
     if (scales_to == ring + Ring::kBytes) scales_to -= Ring::kScaleSlots * Ring::kScaleBytes;
 
     chunk += Ring::kChunk;
-    if (chunk >= end_step) chunk = first_step, tile += Ring::kRows;
+    if (chunk >= walk.end_step) {
+      walk.next(Ring::kRows);
+      chunk = walk.first_step;
+    }
   }
 
   __device__ __forceinline__ void fetch() {
@@ -107,8 +130,6 @@ struct Feed {
     }
     ptx::commit();
   }
-
-  __device__ __forceinline__ void prefetch() const {}
 };
 
 }  // namespace lowbit::decode

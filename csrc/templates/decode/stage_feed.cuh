@@ -1,0 +1,128 @@
+// The weights of one warp on their way into its ring, a stage at a time, with scales of at least 128 k.
+//
+// A stage holds kSteps steps of kRows row tiles, plane by plane; scales of the same steps, then their zeros, lie in
+// slots of their own, which outlive the stage until its sums are scaled. Every lane copies 16 bytes at a time; a commit
+// group is one stage. fetch() is called once a stage also when nothing is left, so that the count of groups in flight
+// stays what the caller waits for.
+#pragma once
+#include <cstdint>
+
+#include "../ptx/async.cuh"
+#include "walk.cuh"
+
+namespace lowbit::decode {
+
+template <class Weight, class Tile, bool Zeros>
+struct StageRing {
+  static constexpr bool kFew = !Tile::kMany;
+  static constexpr int kBits = Weight::kBits;
+  static constexpr int kRows = kBits <= 4 || !kFew ? 2 : 1;  // row tiles side by side: they share x
+  static constexpr int kSteps = kFew ? (kBits > 2           ? 1
+                                        : Tile::kTokens < 8 ? 4 / kBits
+                                                            : 2 / kBits)
+                                     : (Tile::kTokens > 8 ? 1
+                                        : kBits == 1      ? 4
+                                        : kBits <= 4      ? 2
+                                                          : 1);
+  static constexpr int kTileBytes = 256 * kBits * kSteps;  // of one row tile in a stage
+  static constexpr int kStageBytes = kTileBytes * kRows;
+  static constexpr int kTileScales = 32 * kSteps;
+  static constexpr int kSlotBytes = kTileScales * kRows * (Zeros ? 2 : 1);
+  // Scales are read up to so many stages after their codes: where few tokens leave columns for several steps.
+  static constexpr int kLate = !kFew || 4 / Tile::kTokens <= kSteps ? 1 : 4 / Tile::kTokens / kSteps;
+  static constexpr int kFit = (Tile::kRingBytes - kLate * kSlotBytes) / (kStageBytes + kSlotBytes);
+  static constexpr int kDepth = kFit < 2 ? 2 : kFit > 8 ? 8 : kFit;  // stages
+  static constexpr int kSlots = kDepth + kLate, kSlotsBytes = kSlots * kSlotBytes;
+  static constexpr int kBytes = (kDepth * kStageBytes + kSlotsBytes + 127) / 128 * 128;
+
+  // A place among the slots that may have passed their end.
+  static __device__ __forceinline__ uint32_t wrapped(uint32_t slot) {
+    return slot >= kSlotsBytes ? slot - kSlotsBytes : slot;
+  }
+};
+
+template <class Weight, class Tile, bool Zeros, class Walk>
+struct StageFeed {
+  using Ring = StageRing<Weight, Tile, Zeros>;
+  static constexpr int kBits = Weight::kBits, kRows = Ring::kRows, kSteps = Ring::kSteps;
+  static constexpr int kPlanes = (kBits & 1) + (kBits >> 1 & 1) + (kBits >> 2 & 1) + kBits / 8;
+  static constexpr int kScaleLanes = 2 * kSteps * kRows;  // that copy scales; as many more copy zeros
+
+  const Problem& p;
+  const int lane;
+  const uint32_t ring;
+  Walk walk;  // the next tiles
+  // The next stage: `left` steps before `end_step` are still to come.
+  const uint8_t* planes[kPlanes];  // this lane's bytes
+  const uint8_t* scales;           // of this lane's row
+  int left, end_step;
+  uint32_t rows_apart;  // 0 where there is no second row tile: the first comes twice then
+  uint32_t to, slot;
+
+  // Planes are met widest first: loops run over widths 8, 4, 2, 1 and pass over those that a code does not have.
+  static constexpr __host__ __device__ int plane_index(int width) {
+    return (width < 8 && kBits & 8) + (width < 4 && kBits & 4) + (width < 2 && kBits & 2);
+  }
+
+  __device__ StageFeed(const Position& position, uint32_t ring_address)
+      : p(position.p),
+        lane(position.lane),
+        ring(ring_address),
+        walk(position, kRows),
+        left(0),
+        to(ring_address),
+        slot(0) {}
+
+  __device__ __forceinline__ void open_tiles() {
+    if (walk.tile >= walk.end_tile) return;
+    left = walk.end_step - walk.first_step, end_step = walk.end_step;
+    rows_apart = walk.tile + 1 < walk.end_tile ? p.columns : 0;
+    const int64_t code = static_cast<int64_t>(walk.tile) * p.columns + walk.first_step * kStepK;
+#pragma unroll
+    for (int width = 8; width >= 1; width /= 2)
+      if (kBits & width)
+        planes[plane_index(width)] =
+            p.codes + p.plane_stride * (kBits & ~(2 * width - 1)) + code * 2 * width + lane * 16;
+    const int own = lane % kScaleLanes, row = min(walk.tile + own / (2 * kSteps), walk.end_tile - 1);
+    scales = (lane < kScaleLanes ? p.scales : p.zeros) + static_cast<int64_t>(row) * p.groups * 32 + own % 2 * 16;
+    walk.next(kRows);
+  }
+
+  __device__ __forceinline__ void fetch() {
+    if (left <= 0) open_tiles();
+    if (left > 0) {
+      uint32_t stage = to + lane * 16;
+#pragma unroll
+      for (int width = 8; width >= 1; width /= 2) {
+        if (!(kBits & width)) continue;
+        const uint8_t*& from = planes[plane_index(width)];
+        constexpr int kBytes = kSteps * 256;  // times width
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          const uint8_t* row = from + static_cast<uint64_t>(r ? rows_apart * (2 * width) : 0);
+#pragma unroll
+          for (int i = 0; i * 512 < kBytes * width; ++i) {
+            // Why compare: a stage may be the last of its slice, and short.
+            const bool wanted =
+                kSteps == 1 ? i * 512 + 512 <= 256 * width || lane < 16 : i * 512 + lane * 16 < left * 256 * width;
+            if (wanted) ptx::copy_async(stage + r * Ring::kTileBytes + i * 512, row + i * 512);
+          }
+        }
+        stage += kBytes * width;
+        from += kBytes * width;
+      }
+      if (lane < (Zeros ? 2 : 1) * kScaleLanes) {
+        const int step = min(end_step - left + lane / 2 % kSteps, end_step - 1);
+        ptx::copy_async(ring + Ring::kDepth * Ring::kStageBytes + slot + lane * 16,
+                        scales + static_cast<uint32_t>(step >> p.group_steps) * 32u);
+      }
+      left -= kSteps;
+    }
+    slot = Ring::wrapped(slot + Ring::kSlotBytes);
+    to += Ring::kStageBytes;
+    if (to == ring + Ring::kDepth * Ring::kStageBytes) to = ring;
+    ptx::commit();
+  }
+};
+
+}  // namespace lowbit::decode
