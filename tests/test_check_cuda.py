@@ -87,7 +87,12 @@ def test_shared_memory_of_launchers_is_read_from_the_templates(tmp_path):
     ):
         (tmp_path / f"family_{name}.cuh").write_text(f"#pragma once\nnamespace lowbit::{name} {{\n  {text}\n}}\n")
     found = check_cuda.dynamic_shared(tmp_path)
-    assert found["one"] == 112 * 1024 and found["four"] == 100 * 1024 and found["two"] > check_cuda.MAX_SHARED and "three" not in found
+    assert (
+        found["one"] == 112 * 1024
+        and found["four"] == 100 * 1024
+        and found["two"] > check_cuda.MAX_SHARED
+        and "three" not in found
+    )
 
 
 KERNELS = """

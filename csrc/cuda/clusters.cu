@@ -2,7 +2,7 @@
 #include <cuda_runtime.h>
 
 namespace {
-__global__ void fill_multiprocessor() {}
+__global__ void __launch_bounds__(32) fill_multiprocessor() {}
 }  // namespace
 
 // How many clusters of 2^shift blocks run at once on the current device with a multiprocessor for each block; a

@@ -29,10 +29,10 @@
 
 #include "../args.h"
 #include "decode/byte_worker.cuh"
+#include "decode/chunk_worker.cuh"
 #include "decode/meeting.cuh"
 #include "decode/phases.cuh"
 #include "decode/shape.cuh"
-#include "decode/worker.cuh"
 #include "layout.cuh"
 #include "types.cuh"
 
@@ -40,7 +40,7 @@ namespace lowbit::decode {
 
 // Integers multiply as bytes; floats, and scales finer than 128 k, in the type of x.
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-using WorkerOf = std::conditional_t<Fine || Weight::kFloat, Worker<Weight, Act, Tile, Fine, Zeros>,
+using WorkerOf = std::conditional_t<Fine || Weight::kFloat, ChunkWorker<Weight, Act, Tile, Fine, Zeros>,
                                     ByteWorker<Weight, Act, Tile, Zeros>>;
 
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
@@ -246,7 +246,7 @@ inline int launch_few(Problem p, const Launch& launch) {
 // The two kernels for many tokens.
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 inline int launch_many(Problem p, const Launch& launch) {
-  using Worker = decode::Worker<Weight, Act, Tile, Fine, Zeros>;
+  using Worker = ManyWorkerOf<Weight, Act, Tile, Fine, Zeros>;
   static std::atomic<uint64_t> prepared{0};
   const auto function = phases<Weight, Act, Tile, Fine, Zeros>;
   if (const cudaError_t error = prepare<Tile>(reinterpret_cast<const void*>(function), launch.device, prepared))

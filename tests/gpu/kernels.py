@@ -77,3 +77,9 @@ def kernels_launched(call) -> list[str]:
     if not found:
         pytest.skip("the profiler sees no kernels on this machine")
     return found
+
+
+def ran_decode(launched: list[str], tile: int) -> bool:
+    """Whether a product ran by the decode kernel for up to ``tile`` tokens: one kernel, or two that share K and add up."""
+    names = [name.replace("(int)", "") for name in launched]
+    return 1 <= len(names) <= 2 and all("decode" in name and f"Tile<{tile}," in name for name in names)

@@ -21,13 +21,13 @@ struct ByteWorker {
   static constexpr int kBits = Weight::kBits, kTokens = Tile::kTokens, kRows = Ring::kRows;
   static constexpr int kProducts = (kTokens + 3) / 4;            // side by side, of four tokens
   static constexpr int kPhases = kTokens < 4 ? 4 / kTokens : 1;  // steps in a product
-  static constexpr int kHeld = kProducts > 2 ? 1 : kProducts;    // whose x stays in registers for a step
+  static_assert(!Tile::kMany && kTokens <= 8);
   static constexpr bool kSpare = kProducts == 1;
   using Parts = bytes::Parts<kBits, kSpare>;
 
   // What it hands in: items of kFloats, kItems a tile.
   static constexpr int kFloats = kProducts == 1 ? 2 : 4;
-  static constexpr int kItems = kTokens < 4 ? 8 * kTokens : kProducts == 4 ? 64 : 32;
+  static constexpr int kItems = kTokens < 4 ? 8 * kTokens : 32;
   static constexpr int kTableBytes = 8;  // of a token at one step
 
   const Position& at;
@@ -83,56 +83,40 @@ struct ByteWorker {
     return Width == 1 && kSpare && i % 2 ? first + 1 : first;
   }
 
-  // Multiplies the plane of one width, whose sums begin with part First. Few products: x of a step stays in registers.
-  // Many: the fragments do.
+  // Multiplies the plane of one width, whose sums begin with part First.
   template <int Width, int First>
-  __device__ __forceinline__ void multiply_plane(uint32_t stage, int step, const uint32_t (&row)[kProducts],
-                                                 const uint32_t (&digits)[kHeld][8]) {
+  __device__ __forceinline__ void multiply_plane(uint32_t stage, int step, const uint32_t (&digits)[kProducts][8]) {
     uint32_t words[kRows][2 * Width];
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
       load_plane<Width>(stage + r * Ring::kTileBytes + step * 256 * Width, at.lane, words[r]);
-    uint32_t a[kRows][4][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        bytes::fragments<Width, kSpare>(words[r], i, a[r][i]);
-        if (kHeld == kProducts)
+        uint32_t a[4];
+        bytes::fragments<Width, kSpare>(words[r], i, a);
 #pragma unroll
-          for (int j = 0; j < kProducts; ++j)
-            ptx::mma_bytes(sums[r][part_of<Width>(First, i)][j], a[r][i], digits[j][2 * i], digits[j][2 * i + 1]);
+        for (int j = 0; j < kProducts; ++j)
+          ptx::mma_bytes(sums[r][part_of<Width>(First, i)][j], a, digits[j][2 * i], digits[j][2 * i + 1]);
       }
-    if (kHeld == kProducts) return;
-#pragma unroll
-    for (int j = 0; j < kProducts; ++j) {
-      uint32_t one[8];
-      load_digits(row[j], one);
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-#pragma unroll
-        for (int r = 0; r < kRows; ++r)
-          ptx::mma_bytes(sums[r][part_of<Width>(First, i)][j], a[r][i], one[2 * i], one[2 * i + 1]);
-    }
   }
 
   template <int Width, int First>
-  __device__ __forceinline__ void multiply(uint32_t stage, int step, const uint32_t (&row)[kProducts],
-                                           const uint32_t (&digits)[kHeld][8]) {
+  __device__ __forceinline__ void multiply(uint32_t stage, int step, const uint32_t (&digits)[kProducts][8]) {
     if constexpr (Width > 0) {
       constexpr bool kHas = (kBits & Width) != 0;
-      if constexpr (kHas) multiply_plane<Width, First>(stage, step, row, digits);
-      multiply<Width / 2, First + kHas>(stage + kHas * Ring::kSteps * 256 * Width, step, row, digits);
+      if constexpr (kHas) multiply_plane<Width, First>(stage, step, digits);
+      multiply<Width / 2, First + kHas>(stage + kHas * Ring::kSteps * 256 * Width, step, digits);
     }
   }
 
   // row: where this lane's digits of each product are.
   __device__ __forceinline__ void run_step(uint32_t stage, int in_stage, const uint32_t (&row)[kProducts]) {
-    uint32_t digits[kHeld][8];
-    if (kHeld == kProducts)
+    uint32_t digits[kProducts][8];
 #pragma unroll
-      for (int j = 0; j < kProducts; ++j) load_digits(row[j], digits[j % kHeld]);
-    multiply<8, 0>(stage, in_stage, row, digits);
+    for (int j = 0; j < kProducts; ++j) load_digits(row[j], digits[j]);
+    multiply<8, 0>(stage, in_stage, digits);
   }
 
   // ---- scales ------------------------------------------------------------------------------------------------------
@@ -265,11 +249,8 @@ struct ByteWorker {
     } else if constexpr (kProducts == 1) {
       store(at.lane, total[r][0]);
     } else {
-#pragma unroll
-      for (int j = 0; j < kProducts; j += 2) {
-        const float values[4] = {total[r][j][0], total[r][j][1], total[r][j + 1][0], total[r][j + 1][1]};
-        store(j / 2 * 32 + at.lane, values);
-      }
+      const float values[4] = {total[r][0][0], total[r][0][1], total[r][1][0], total[r][1][1]};
+      store(at.lane, values);
     }
   }
 
@@ -279,7 +260,7 @@ struct ByteWorker {
   };
   static __device__ __forceinline__ Spot spot(int item, int i) {
     if (kTokens < 4) return {item / kTokens + 8 * (i % 2), item % kTokens};
-    return {item % 32 / 4 + 8 * (i % 2), item / 32 * 8 + i / 2 * 4 + item % 4};
+    return {item / 4 + 8 * (i % 2), i / 2 * 4 + item % 4};
   }
   // What a sum of a row is to be multiplied by, but for the step between codes.
   static __device__ __forceinline__ float unit(int row) { return 1.0f / (1 << Parts::bit(0, row / 8)); }

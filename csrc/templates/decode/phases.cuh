@@ -8,11 +8,16 @@
 // come to lie two by two.
 #pragma once
 #include "activations.cuh"
+#include "chunk_worker.cuh"
 #include "meeting.cuh"
 #include "shape.cuh"
-#include "worker.cuh"
+#include "stage_worker.cuh"
 
 namespace lowbit::decode {
+
+template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+using ManyWorkerOf =
+    std::conditional_t<Fine, ChunkWorker<Weight, Act, Tile, Fine, Zeros>, StageWorker<Weight, Act, Tile, Zeros>>;
 
 // Where things lie in shared memory.
 template <class Ring, class Tile>
@@ -65,7 +70,7 @@ template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 // Why 120 registers: some are left for a block of add_parts beside this one. 3 bits with 16 tokens need all.
 __global__ void __maxnreg__(Weight::kBits == 3 && Tile::kTokens > 8 ? 128 : 120)
     phases(const __grid_constant__ Problem p) {
-  using Worker = decode::Worker<Weight, Act, Tile, Fine, Zeros>;
+  using Worker = ManyWorkerOf<Weight, Act, Tile, Fine, Zeros>;
   using Ring = typename Worker::Ring;
   using Map = PhaseMap<Ring, Tile>;
   constexpr int kSteps = Map::kPhaseSteps, kRows = Ring::kRows;
@@ -147,7 +152,7 @@ __global__ void __maxnreg__(Weight::kBits == 3 && Tile::kTokens > 8 ? 128 : 120)
 // y from the sums of all parts of K.
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 __global__ void __launch_bounds__(128) add_parts(const __grid_constant__ Problem p) {
-  using Worker = decode::Worker<Weight, Act, Tile, Fine, Zeros>;
+  using Worker = ManyWorkerOf<Weight, Act, Tile, Fine, Zeros>;
   ptx::launch_dependents();
   ptx::wait_for_previous_kernel();
   const int i = blockIdx.x * 128 + threadIdx.x;
