@@ -3,10 +3,11 @@
     python -m tools.check_cuda [build/obj/cuda/decode_4_a16.cu.o ...] [lowbit/lib/liblowbit_cuda.so]
 
 Of every kernel: no spill and no stack frame; registers and shared memory of a block leave room for a second one on a
-multiprocessor, or, of decode::phases, never do, but leave registers for a block of decode::add_parts. Of those that may start before their predecessor ends (namespace lowbit::decode, compute capability 9.0
-and newer; CONTRIBUTING.md has the rules): weights are fetched above the wait and x below it, nothing is written and no
-thread leaves above it, and no load goes through the read-only path, which the assembler moves below the wait. Of all
-others: they never let the next kernel start early. The order is that of the listing.
+multiprocessor, or, of decode::phases, never do. Of those that may start before their predecessor ends (namespace
+lowbit::decode, compute capability 9.0 and newer; CONTRIBUTING.md has the rules): weights are fetched above the wait and
+x below it, nothing is written and no thread leaves above it, and no load goes through the read-only path, which the
+assembler moves below the wait. Of all others: they never let the next kernel start early. The order is that of the
+listing.
 
 Without arguments it checks all objects of the last build. Prints one line a broken rule; exits with 1 if there is one.
 """
@@ -102,7 +103,10 @@ def alone_problems(registers: int, stack: int, shared: int) -> Iterator[str]:
         yield f"has a stack frame of {stack} bytes, expected none"
     taken = -(-registers // 8) * 8 * ALONE_THREADS
     if taken > ALONE_REGISTERS:
-        yield f"takes {taken} registers a block ({registers} x {ALONE_THREADS} threads), expected at most {ALONE_REGISTERS}"
+        yield (
+            f"takes {taken} registers a block ({registers} x {ALONE_THREADS} threads), "
+            f"expected at most {ALONE_REGISTERS}"
+        )
     if not MAX_SHARED < shared <= ALONE_SHARED:
         yield f"takes {shared} bytes of shared memory a block, expected more than {MAX_SHARED}, at most {ALONE_SHARED}"
 

@@ -80,6 +80,6 @@ def kernels_launched(call) -> list[str]:
 
 
 def ran_decode(launched: list[str], tile: int) -> bool:
-    """Whether a product ran by the decode kernel for up to ``tile`` tokens: one kernel, or two that share K and add up."""
+    """Whether a product ran by the decode kernel for up to ``tile`` tokens: one, or two of them."""
     names = [name.replace("(int)", "") for name in launched]
     return 1 <= len(names) <= 2 and all("decode" in name and f"Tile<{tile}," in name for name in names)
