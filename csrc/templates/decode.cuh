@@ -171,7 +171,8 @@ inline int spread(Problem& p, const Launch& launch) {
 }
 
 // How a kernel that walks K in phases spreads its work, in p. In steps of 128 k of two row tiles, measured on an H200:
-// a phase costs 2.2 where x does not stay, a part of K 0.5 in the second kernel, a megabyte of sums 0.2.
+// two row tiles of a warp cost 2 whatever K is, a phase 2.2 where x does not stay and 0.3 where it does, a part of K
+// 0.25 in the second kernel, a megabyte of sums 0.3.
 template <class Worker, class Tile>
 inline void spread_phases(Problem& p, const Launch& launch) {
   using Map = PhaseMap<typename Worker::Ring, Tile>;
@@ -187,8 +188,8 @@ inline void spread_phases(Problem& p, const Launch& launch) {
       const int part_steps = (p.steps + parts - 1) / parts, phases = (part_steps + kSteps - 1) / kSteps;
       const float work = static_cast<float>(bands) * ((part_steps + (1 << shift) - 1) >> shift);
       const float megabytes = 16e-6f * static_cast<float>(parts << shift) * p.tiles * Worker::kItems;
-      const float price =
-          work + (phases > 2 ? 2.2f * bands * phases : 1.0f * bands) + 0.5f * (parts << shift) + 0.2f * megabytes;
+      const float price = work + (phases > 2 ? 2.2f * bands * phases : 2.0f * bands + 0.3f * phases) +
+                          0.25f * (parts << shift) + 0.3f * megabytes;
       if (best_price && price >= best_price) continue;
       best_price = price;
       p.warps_k_shift = shift;
