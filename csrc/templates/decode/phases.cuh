@@ -49,15 +49,16 @@ __device__ __forceinline__ void ask_for_x(const Position& at, int phase, uint32_
   ptx::arrive_with_copies(barrier);
 }
 
-// All threads add up x of a phase, 128 k of a token each half warp.
+// All threads add up x of a phase, 128 k of a token each half warp: each thread reads what it asked for itself.
 template <class Act, class Tile, int PhaseSteps>
 __device__ __forceinline__ void sum_x(const Position& at, uint32_t x, uint32_t sums, float unit) {
 #pragma unroll
   for (int i = 0; i < (PhaseSteps * Tile::kTokens * 16 + Tile::kThreads - 1) / Tile::kThreads; ++i) {
     const int row = threadIdx.x / 16 + i * (Tile::kThreads / 16), step = row % PhaseSteps, token = row / PhaseSteps;
-    uint32_t pairs[4];
-    ptx::load_shared(x + (step * at.p.m + min(token, at.p.m - 1)) * kRowBytes + threadIdx.x % 16 * 16, pairs[0],
-                     pairs[1], pairs[2], pairs[3]);
+    uint32_t pairs[4] = {0, 0, 0, 0};
+    if (token < at.p.m)
+      ptx::load_shared(x + (step * at.p.m + token) * kRowBytes + threadIdx.x % 16 * 16, pairs[0], pairs[1], pairs[2],
+                       pairs[3]);
     float sum = (sum_of_pair<Act>(pairs[0]) + sum_of_pair<Act>(pairs[1])) +
                 (sum_of_pair<Act>(pairs[2]) + sum_of_pair<Act>(pairs[3]));
 #pragma unroll

@@ -1,0 +1,83 @@
+// Family `decode` for up to 4 tokens, and 8 where x is short: x of a block stays in shared memory.
+//
+// K is cut into slices, one a warp: warp % warps_k of a block, times the blocks of a cluster (1 or 2). The warps of one
+// slice each, over all slices, are a row group, which walks its own row tiles.
+//
+//     cluster of 2, warps_k = 4:            k ->
+//                     block 0                          block 1
+//     row group 0   | warp 0 | warp 1 | .. | warp 3 | warp 0 | .. | warp 3 |     its tiles, one after the other
+//     row group 1   | warp 4 | warp 5 | .. | warp 7 | warp 4 | .. | warp 7 |
+//
+// Nobody waits for anybody until the sums of a pass (some tiles) meet.
+#pragma once
+#include <type_traits>
+
+#include "byte_worker.cuh"
+#include "chunk_worker.cuh"
+#include "meeting.cuh"
+#include "shape.cuh"
+
+namespace lowbit::decode {
+
+// Integers multiply as bytes; floats, and scales finer than 128 k, in the type of x.
+template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+using FewWorkerOf = std::conditional_t<Fine || Weight::kFloat, ChunkWorker<Weight, Act, Tile, Fine, Zeros>,
+                                       ByteWorker<Weight, Act, Tile, Zeros>>;
+
+template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+__global__ void __launch_bounds__(Tile::kThreads, 2) resident(const __grid_constant__ Problem p) {
+  using Worker = FewWorkerOf<Weight, Act, Tile, Fine, Zeros>;
+  using Ring = typename Worker::Ring;
+  using Map = decode::Map<Ring, Tile>;
+  extern __shared__ __align__(128) uint8_t memory[];
+
+  // ---- setup
+  ptx::launch_dependents();
+  const uint32_t shared = ptx::shared_address(memory), met = shared + Map::kMet;
+  if (p.cluster_shift) {
+    if (threadIdx.x < 2) ptx::barrier_init(met + threadIdx.x * 8);
+    __syncwarp();
+    ptx::cluster_arrive_early();
+  }
+  // Every warp writes the zeros that it reads.
+  if (threadIdx.x % 32 < 16) reinterpret_cast<uint4*>(memory)[threadIdx.x % 32] = {0, 0, 0, 0};
+  const Position at(p, Tile::kWarps);
+  const uint32_t x = shared + Map::kX, table = x + p.x_bytes, meeting = table + p.table_bytes;
+
+  // ---- weights: they do not depend on the kernel before
+  typename Worker::Feed feed(at, shared + Map::kRings + at.warp * Ring::kBytes);
+  feed.fetch();  // Why one stage: x of the kernel before would stand in line behind more
+
+  // ---- x
+  ptx::wait_for_previous_kernel();
+  Worker::bring_x(at, x, table, [&] {
+#pragma unroll 1
+    for (int i = 1; i + 1 < Ring::kDepth; ++i) feed.fetch();
+  });
+  __syncthreads();
+  if (p.cluster_shift) ptx::cluster_wait();  // blocks store into each other's memory only when all of them run
+
+  // ---- passes
+  Worker worker(at, shared + Map::kZeros, x, table);
+  auto place = Worker::start(feed.ring);
+#pragma unroll 1
+  for (int pass = 0; pass * p.pass_tiles < p.most_tiles; ++pass) {
+    // Why two places: one is read while the next is written. No block is two passes ahead of another: to pass a meeting
+    // it needs what each of them handed in after it had read the one before.
+    const uint32_t sums = meeting + (pass & 1) * p.meeting_bytes;
+    const uint32_t barrier = met + (pass & 1) * 8;
+    if (p.cluster_shift && threadIdx.x == 0)
+      ptx::barrier_expect(barrier, owned_tiles<Tile>(at) * (kSumBytes<Worker> << (p.cluster_shift + p.warps_k_shift)));
+#pragma unroll 1
+    for (int i = 0; i < p.pass_tiles; i += Ring::kRows) {
+      if (at.first_tile + pass * p.pass_tiles + i < at.end_tile) worker.run_tile(place, feed);
+#pragma unroll
+      for (int r = 0; r < Ring::kRows; ++r) hand_in(worker, at, sums, barrier, i + r, r);
+    }
+    meet(p, barrier, pass / 2);
+    store_pass<Act, Worker, Tile>(at, sums, pass * p.pass_tiles);
+    if (p.cluster_shift) __syncthreads();  // all of the block has read before any of it hands in again
+  }
+}
+
+}  // namespace lowbit::decode
