@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>
 
+#include "../dequant/planes.cuh"
 #include "../ptx/async.cuh"
 #include "walk.cuh"
 
@@ -36,21 +37,16 @@ template <class Weight, class Tile, bool Fine, bool Zeros, class Walk>
 struct ChunkFeed {
   using Ring = ChunkRing<Weight, Tile, Fine, Zeros>;
   static constexpr int kBits = Weight::kBits;
-  static constexpr int kPlanes = (kBits & 1) + (kBits >> 1 & 1) + (kBits >> 2 & 1) + kBits / 8;
+  static constexpr int kPlanes = planes::plane_count(kBits);
 
   const Problem& p;
   const int lane;
   const uint32_t ring;
   // The next stage: `left` steps of its chunk are still to come, then comes the chunk at `chunk`.
   Walk walk;
-  const uint8_t* planes[kPlanes];  // this lane's bytes
+  const uint8_t* codes[kPlanes];  // this lane's bytes of each plane, widest first
   int rows, chunk, left;
   uint32_t to, scales_to;
-
-  // Planes are met widest first: loops run over widths 8, 4, 2, 1 and pass over those that a code does not have.
-  static constexpr __host__ __device__ int plane_index(int width) {
-    return (width < 8 && kBits & 8) + (width < 4 && kBits & 4) + (width < 2 && kBits & 2);
-  }
 
   __device__ ChunkFeed(const Position& at, uint32_t ring_address)
       : p(at.p),
@@ -71,7 +67,7 @@ struct ChunkFeed {
 #pragma unroll
     for (int width = 8; width >= 1; width /= 2)
       if (kBits & width)
-        planes[plane_index(width)] =
+        codes[planes::plane_index(kBits, width)] =
             p.codes + p.plane_stride * (kBits & ~(2 * width - 1)) + code * 2 * width + lane * 16;
 
     const int last_k = min((chunk + left) * kStepK, p.k) - 1;
@@ -109,7 +105,7 @@ struct ChunkFeed {
       for (int width = 8; width >= 1; width /= 2) {
         if (!(kBits & width)) continue;
         constexpr int kStage = Ring::kSteps * 256;
-        const uint8_t*& from = planes[plane_index(width)];
+        const uint8_t*& from = codes[planes::plane_index(kBits, width)];
         // A stage may be the last of its slice, and short.
         const int bytes = Ring::kSteps == 1 ? kStage * width : min(left, Ring::kSteps) * 256 * width;
 #pragma unroll

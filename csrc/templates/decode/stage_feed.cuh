@@ -7,6 +7,7 @@
 #pragma once
 #include <cstdint>
 
+#include "../dequant/planes.cuh"
 #include "../ptx/async.cuh"
 #include "walk.cuh"
 
@@ -45,7 +46,7 @@ template <class Weight, class Tile, bool Zeros, class Walk>
 struct StageFeed {
   using Ring = StageRing<Weight, Tile, Zeros>;
   static constexpr int kBits = Weight::kBits, kRows = Ring::kRows, kSteps = Ring::kSteps;
-  static constexpr int kPlanes = (kBits & 1) + (kBits >> 1 & 1) + (kBits >> 2 & 1) + kBits / 8;
+  static constexpr int kPlanes = planes::plane_count(kBits);
   static constexpr int kScaleLanes = 2 * kSteps * kRows;  // that copy scales; as many more copy zeros
 
   const Problem& p;
@@ -53,16 +54,11 @@ struct StageFeed {
   const uint32_t ring;
   Walk walk;  // the next tiles
   // The next stage: `left` steps before `end_step` are still to come.
-  const uint8_t* planes[kPlanes];  // this lane's bytes
-  const uint8_t* scales;           // of this lane's row
+  const uint8_t* codes[kPlanes];  // this lane's bytes of each plane, widest first
+  const uint8_t* scales;          // of this lane's row
   int left, end_step;
   uint32_t rows_apart;  // 0 where there is no second row tile: the first comes twice then
   uint32_t to, slot;
-
-  // Planes are met widest first: loops run over widths 8, 4, 2, 1 and pass over those that a code does not have.
-  static constexpr __host__ __device__ int plane_index(int width) {
-    return (width < 8 && kBits & 8) + (width < 4 && kBits & 4) + (width < 2 && kBits & 2);
-  }
 
   __device__ StageFeed(const Position& position, uint32_t ring_address)
       : p(position.p),
@@ -81,7 +77,7 @@ struct StageFeed {
 #pragma unroll
     for (int width = 8; width >= 1; width /= 2)
       if (kBits & width)
-        planes[plane_index(width)] =
+        codes[planes::plane_index(kBits, width)] =
             p.codes + p.plane_stride * (kBits & ~(2 * width - 1)) + code * 2 * width + lane * 16;
     const int own = lane % kScaleLanes, row = min(walk.tile + own / (2 * kSteps), walk.end_tile - 1);
     scales = (lane < kScaleLanes ? p.scales : p.zeros) + static_cast<int64_t>(row) * p.groups * 32 + own % 2 * 16;
@@ -95,7 +91,7 @@ struct StageFeed {
 #pragma unroll
       for (int width = 8; width >= 1; width /= 2) {
         if (!(kBits & width)) continue;
-        const uint8_t*& from = planes[plane_index(width)];
+        const uint8_t*& from = codes[planes::plane_index(kBits, width)];
         constexpr int kBytes = kSteps * 256;  // times width
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {

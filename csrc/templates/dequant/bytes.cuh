@@ -14,7 +14,7 @@ namespace lowbit::bytes {
 // pairs of places, and sums of their own are cheaper than shifts.
 template <int Bits, bool Spare>
 struct Parts {
-  static constexpr int kPlanes = (Bits & 1) + (Bits >> 1 & 1) + (Bits >> 2 & 1) + Bits / 8;
+  static constexpr int kPlanes = planes::plane_count(Bits);
   static constexpr int kCount = kPlanes + (Spare && Bits % 2);
 
   // The width of the plane of a part; widest first.

@@ -21,6 +21,12 @@ __device__ __forceinline__ uint32_t select(uint32_t a, uint32_t b, uint32_t mask
 __host__ __device__ constexpr uint32_t bytes(uint32_t mask) { return mask * 0x01010101u; }
 __host__ __device__ constexpr uint32_t halves(uint32_t mask) { return mask * 0x00010001u; }
 
+// How many planes codes of `bits` bits have, and which of them, widest first, has fields of `width` bits.
+__host__ __device__ constexpr int plane_count(int bits) {
+  return (bits & 1) + (bits >> 1 & 1) + (bits >> 2 & 1) + (bits >> 3 & 1);
+}
+__host__ __device__ constexpr int plane_index(int bits, int width) { return plane_count(bits & ~(2 * width - 1)); }
+
 // Words of all planes for 128 k, widest plane first.
 template <int Bits>
 struct Words {

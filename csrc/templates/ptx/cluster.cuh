@@ -25,28 +25,6 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-// Returns when every thread of the cluster has come; what they wrote into shared memory before can be read.
-__device__ __forceinline__ void cluster_sync() {
-#ifdef LOWBIT_CLUSTERS
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
-#endif
-}
-
-// Four floats of the place `from` of this block's shared memory, but in the block of rank `block`.
-__device__ __forceinline__ void load_from_cluster(uint32_t from, uint32_t block, float (&v)[4]) {
-#ifdef LOWBIT_CLUSTERS
-  asm volatile(
-      "{\n"
-      ".reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %4, %5;\n"
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n"
-      "}\n"
-      : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
-      : "r"(from), "r"(block)
-      : "memory");
-#endif
-}
-
 // A barrier is 8 bytes of shared memory; its phase flips when all arrivals and all announced bytes have come. This one
 // takes one arrival a phase. The fence makes it known to the cluster.
 __device__ __forceinline__ void barrier_init(uint32_t barrier) {
