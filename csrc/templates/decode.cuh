@@ -85,24 +85,43 @@ inline int launch_many(Problem p, const Launch& launch) {
   const int64_t items = static_cast<int64_t>(p.tiles) * Worker::kItems;
   p.parts = static_cast<float*>(launch.scratch(launch.owner, (items << p.warps_k_shift) * p.parts_k * 16));
   if (const cudaError_t error = start(function, p, p.grid, Tile::kThreads, Tile::kSharedBytes, 1, launch)) return error;
-  return start(add_parts<Weight, Act, Tile, Fine, Zeros>, p, static_cast<int>((items + 127) / 128), 128, 0, 1, launch);
+  return start(add_parts<Weight, Act, Tile, Fine, Zeros>, p, static_cast<int>((items + kAddThreads<Tile> - 1) / kAddThreads<Tile>), kAddThreads<Tile>, 0, 1, launch);
 }
 
-// Bytes of weight up to which 8 tokens go the way of few, where x fits: measured on an H200.
-constexpr int64_t kSmallBytes = int64_t{16} << 20;
+// Whether a product of few tokens rather takes whole multiprocessors: what the larger blocks gain, more than what it
+// costs that the next launch can't start early. Measured on an H200.
+template <class Tile>
+inline bool prefers_whole(const Problem& p, int bits) {
+  const int64_t steps = static_cast<int64_t>(p.tiles) * p.steps, megabytes = 256 * bits * steps >> 20;
+  return steps > 48 * 1024 || megabytes > (Tile::kTokens <= 2 ? 20 : Tile::kTokens == 4 ? 31 : 16);
+}
 
+// Tries the kernels that hold the problem, the fastest first.
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 inline int launch_kernel(const Problem& p, const Launch& launch) {
-  if constexpr (!Tile::kMany) {
-    return launch_few<Weight, Act, Tile, Fine, Zeros>(p, launch);
+  constexpr bool kBytes = !Fine && !Weight::kFloat;  // integers times x as digits
+  int error = cudaErrorInvalidValue;
+  const auto half = [&] {
+    if constexpr (!Tile::kMany || kBytes)
+      if constexpr (Tile::kTokens <= 8)
+        if (error == cudaErrorInvalidValue)
+          error = launch_few<Weight, Act, decode::Tile<Tile::kTokens, Kind::kHalf>, Fine, Zeros>(p, launch);
+  };
+  const auto whole = [&] {
+    if constexpr (!Tile::kMany ? !Fine : kBytes && Tile::kTokens == 8)
+      if (error == cudaErrorInvalidValue)
+        error = launch_few<Weight, Act, decode::Tile<Tile::kTokens, Kind::kWhole>, Fine, Zeros>(p, launch);
+  };
+  if (prefers_whole<Tile>(p, Weight::kBits)) {
+    whole();
+    if (!Tile::kMany) half();
   } else {
-    if constexpr (Tile::kTokens == 8 && !Fine && !Weight::kFloat)
-      if (int64_t{256} * Weight::kBits * p.tiles * p.steps <= kSmallBytes) {
-        const int error = launch_few<Weight, Act, decode::Tile<8, false>, Fine, Zeros>(p, launch);
-        if (error != cudaErrorInvalidValue) return error;
-      }
-    return launch_many<Weight, Act, Tile, Fine, Zeros>(p, launch);
+    half();
+    whole();
   }
+  if constexpr (Tile::kMany)
+    if (error == cudaErrorInvalidValue) error = launch_many<Weight, Act, Tile, Fine, Zeros>(p, launch);
+  return error;
 }
 
 // args: checked by the caller; m <= Tile::kTokens, x rows 16-byte aligned, codes in layout nvidia, 16-bit scales.

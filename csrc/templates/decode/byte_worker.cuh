@@ -11,6 +11,7 @@
 #include "digits.cuh"
 #include "shape.cuh"
 #include "stage_feed.cuh"
+#include "stage_words.cuh"
 
 namespace lowbit::decode {
 
@@ -58,19 +59,6 @@ struct ByteWorker {
   }
 
   // ---- products ----------------------------------------------------------------------------------------------------
-  // This lane's words of a plane at one step of a stage.
-  template <int Width>
-  static __device__ __forceinline__ void load_plane(uint32_t from, int lane, uint32_t (&words)[2 * Width]) {
-    if constexpr (Width == 1) {
-      ptx::load_shared(from + lane * 8, words[0], words[1]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < Width / 2; ++i)
-        ptx::load_shared(from + i * 512 + lane * 16, words[4 * i], words[4 * i + 1], words[4 * i + 2],
-                         words[4 * i + 3]);
-    }
-  }
-
   // This lane's digits of product j at one step.
   static __device__ __forceinline__ void load_digits(uint32_t row, uint32_t (&digits)[8]) {
     ptx::load_shared(row, digits[0], digits[1], digits[2], digits[3]);
@@ -111,12 +99,33 @@ struct ByteWorker {
     }
   }
 
+  // The same of codes whose planes are put together.
+  __device__ __forceinline__ void multiply_merged(uint32_t stage, int step, const uint32_t (&digits)[kProducts][8]) {
+    planes::Words<kBits> words[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) load_words<Ring::kSteps>(stage + r * Ring::kTileBytes, step, at.lane, words[r]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        uint32_t a[4];
+        bytes::fragments<kBits>(words[r], i, a);
+#pragma unroll
+        for (int j = 0; j < kProducts; ++j)
+          ptx::mma_bytes(sums[r][0][j], a, digits[j][2 * i], digits[j][2 * i + 1]);
+      }
+  }
+
   // row: where this lane's digits of each product are.
   __device__ __forceinline__ void run_step(uint32_t stage, int in_stage, const uint32_t (&row)[kProducts]) {
     uint32_t digits[kProducts][8];
 #pragma unroll
     for (int j = 0; j < kProducts; ++j) load_digits(row[j], digits[j]);
-    multiply<8, 0>(stage, in_stage, digits);
+    if constexpr (bytes::kMerged<kBits>) {
+      multiply_merged(stage, in_stage, digits);
+    } else {
+      multiply<8, 0>(stage, in_stage, digits);
+    }
   }
 
   // ---- scales ------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ using FewWorkerOf = std::conditional_t<Fine || Weight::kFloat, ChunkWorker<Weigh
                                        ByteWorker<Weight, Act, Tile, Zeros>>;
 
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-__global__ void __launch_bounds__(Tile::kThreads, 2) resident(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const __grid_constant__ Problem p) {
   using Worker = FewWorkerOf<Weight, Act, Tile, Fine, Zeros>;
   using Ring = typename Worker::Ring;
   using Map = decode::Map<Ring, Tile>;

@@ -68,8 +68,8 @@ __device__ __forceinline__ void sum_x(const Position& at, uint32_t x, uint32_t s
 }
 
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-// Why 120 registers: some are left for a block of add_parts beside this one. 3 bits with 16 tokens need all.
-__global__ void __maxnreg__(Weight::kBits == 3 && Tile::kTokens > 8 ? 128 : 120)
+// Why 120 and 112 registers: some are left for a block of add_parts beside this one. 3 bits with 16 tokens need all.
+__global__ void __maxnreg__(Tile::kTokens <= 8 ? 120 : Weight::kBits == 3 ? 128 : 112)
     phases(const __grid_constant__ Problem p) {
   using Worker = ManyWorkerOf<Weight, Act, Tile, Fine, Zeros>;
   using Ring = typename Worker::Ring;
@@ -150,13 +150,17 @@ __global__ void __maxnreg__(Weight::kBits == 3 && Tile::kTokens > 8 ? 128 : 120)
   }
 }
 
+// Threads of a block of add_parts. Why twice as many for 16 tokens: one block a multiprocessor has room beside phases.
+template <class Tile>
+constexpr int kAddThreads = Tile::kTokens > 8 ? 256 : 128;
+
 // y from the sums of all parts of K.
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-__global__ void __launch_bounds__(128) add_parts(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(kAddThreads<Tile>) add_parts(const __grid_constant__ Problem p) {
   using Worker = ManyWorkerOf<Weight, Act, Tile, Fine, Zeros>;
   ptx::launch_dependents();
   ptx::wait_for_previous_kernel();
-  const int i = blockIdx.x * 128 + threadIdx.x;
+  const int i = blockIdx.x * kAddThreads<Tile> + threadIdx.x;
   if (i >= p.tiles * Worker::kItems) return;
   const int parts = p.parts_k << p.warps_k_shift;
   const uint8_t* from = reinterpret_cast<const uint8_t*>(p.parts) + static_cast<int64_t>(i) * 16;

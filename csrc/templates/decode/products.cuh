@@ -7,6 +7,7 @@
 #include "../ptx/async.cuh"
 #include "../ptx/mma.cuh"
 #include "shape.cuh"
+#include "stage_words.cuh"
 
 namespace lowbit::decode {
 
@@ -62,20 +63,7 @@ struct Products {
   // ---- from shared memory to registers -----------------------------------------------------------------------------
   // One step of a stage: this lane's words of every plane.
   __device__ __forceinline__ void load_words(uint32_t stage, int step, Words& words) const {
-#pragma unroll
-    for (int width = 8; width >= 1; width /= 2) {
-      if (!(kBits & width)) continue;
-      uint32_t* to = words.word + 2 * (kBits & ~(2 * width - 1));
-      const uint32_t from = stage + step * 256 * width;
-      if (width == 1) {
-        ptx::load_shared(from + at.lane * 8, to[0], to[1]);
-      } else {
-#pragma unroll
-        for (int i = 0; i < width / 2; ++i)
-          ptx::load_shared(from + i * 512 + at.lane * 16, to[4 * i], to[4 * i + 1], to[4 * i + 2], to[4 * i + 3]);
-      }
-      stage += Ring::kSteps * 256 * width;
-    }
+    decode::load_words<Ring::kSteps>(stage, step, at.lane, words);
   }
 
   // This lane's row of x for ldmatrix, at a step of the block.

@@ -12,22 +12,39 @@ namespace lowbit::decode {
 using layout::kStepK;  // 128 k: whole tiles of every plane
 
 // Shared memory of a block. Two: so that two launches fit on a multiprocessor, and the next one can start early. Alone:
-// for kernels of which two blocks must not meet on a multiprocessor.
+// for kernels of which two blocks must not meet on a multiprocessor, but a block of another one. Whole: for kernels that
+// nothing fits beside.
+#ifndef RING4
+#define RING4 130
+#endif
 constexpr int kSharedTwo = 112 * 1024;
 constexpr int kSharedAlone = 204 * 1024;
+constexpr int kSharedWhole = 227 * 1024;
 
-// Tokens: 1, 2, 4, 8 or 16, the most a kernel takes. Few: x stays in shared memory (decode.cuh). Many: it passes by in
+// How x comes to a block: it stays in shared memory, of which the block takes half or all (few.cuh), or it passes by in
 // phases (phases.cuh).
-template <int Tokens, bool Many = (Tokens >= 8)>
+enum class Kind { kHalf, kWhole, kPhases };
+
+// Tokens: 1, 2, 4, 8 or 16, the most a kernel takes.
+template <int Tokens, Kind Way = (Tokens >= 8 ? Kind::kPhases : Kind::kHalf)>
 struct Tile {
-  static constexpr bool kMany = Many;
+  static constexpr Kind kKind = Way;
+  static constexpr bool kMany = kKind == Kind::kPhases;
   static constexpr int kTokens = Tokens;
   static constexpr int kColumns = (Tokens + 7) / 8;            // tiles of 8 tokens
   static constexpr int kPhases = Tokens < 8 ? 8 / Tokens : 1;  // steps side by side in the columns
-  // Why not 16 warps for few: 64 registers a thread are too few.
-  static constexpr int kWarps = Many ? 16 : 8, kThreads = 32 * kWarps;
-  static constexpr int kSharedBytes = Many ? kSharedAlone : kSharedTwo;
-  static constexpr int kRingBytes = (Many ? 160 : Tokens <= 2 ? 86 : 60) * 1024 / kWarps;  // of a warp
+  // Why not 16 warps in half a multiprocessor: 64 registers a thread are too few.
+  static constexpr int kWarps = kKind == Kind::kHalf ? 8 : 16, kThreads = 32 * kWarps;
+  static constexpr int kBlocks = kKind == Kind::kHalf ? 2 : 1;  // that fit on a multiprocessor
+  static constexpr int kSharedBytes = kKind == Kind::kHalf    ? kSharedTwo
+                                      : kKind == Kind::kWhole ? kSharedWhole
+                                                              : kSharedAlone;
+  // Of a warp. Why less for 4 and 8 tokens: x takes more.
+  static constexpr int kRingKilobytes = kKind == Kind::kPhases  ? 160
+                                        : kKind == Kind::kWhole ? (Tokens <= 2 ? 150 : Tokens == 4 ? RING4 : 104)
+                                        : Tokens <= 2           ? 86
+                                                                : 60;
+  static constexpr int kRingBytes = kRingKilobytes * 1024 / kWarps;
 };
 
 // K or tiles cut into parts that differ by one at most: part i starts at i * each + min(i, more).

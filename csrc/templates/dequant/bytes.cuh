@@ -3,19 +3,25 @@
 // A product of codes is the sum of the products of their planes, so nothing is put together: each plane is an operand
 // of its own, masked out of its words in place. The byte is then field * 2^q, where q is the bit the field lies at;
 // rows g and g + 8 have different q, which their scales take back. Sums of a plane are kept apart from those of others.
+// Codes of 3 bits are put together all the same: that costs no more than two planes, and half of the products.
 #pragma once
 #include <cstdint>
 
+#include "int.cuh"
 #include "planes.cuh"
 
 namespace lowbit::bytes {
+
+// Whether planes are put together to whole codes.
+template <int Bits>
+constexpr bool kMerged = Bits == 3;
 
 // The sums that codes of `Bits` bits need: one a plane, two for a plane of 1 bit where Spare: its fields lie at two
 // pairs of places, and sums of their own are cheaper than shifts.
 template <int Bits, bool Spare>
 struct Parts {
-  static constexpr int kPlanes = planes::plane_count(Bits);
-  static constexpr int kCount = kPlanes + (Spare && Bits % 2);
+  static constexpr int kPlanes = kMerged<Bits> ? 1 : planes::plane_count(Bits);
+  static constexpr int kCount = kPlanes + (Spare && !kMerged<Bits> && Bits % 2);
 
   // The width of the plane of a part; widest first.
   static __host__ __device__ constexpr int width(int part) {
@@ -29,6 +35,7 @@ struct Parts {
   }
   // The bit q of row half h in a part.
   static __host__ __device__ constexpr int bit(int part, int h) {
+    if (kMerged<Bits>) return 0;
     return width(part) == 1 ? (part == kPlanes ? h : 2 + h) : width(part) == 8 ? 0 : width(part) * h;
   }
   // What a sum of a part counts for in a sum of the first part of the same row.
@@ -37,6 +44,17 @@ struct Parts {
     return static_cast<float>(1 << shift);
   }
 };
+
+// Fragments 2i and 2i + 1 of whole codes: registers (f, h) at 2 * (f % 2) + h.
+template <int Bits>
+__device__ __forceinline__ void fragments(const planes::Words<Bits>& from, int i, uint32_t (&a)[4]) {
+  static_assert(Bits == 3);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const uint32_t both = planes::Codes<Bits>::merged(from, 2 * i, h);  // of the odd fragment 4 bits higher
+    a[h] = both & planes::bytes(7), a[2 + h] = (both >> 4) & planes::bytes(7);
+  }
+}
 
 // Fragments 2i and 2i + 1 of a plane whose words begin at `from`: registers (f, h) at 2 * (f % 2) + h.
 template <int Width, bool Spare>
