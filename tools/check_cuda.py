@@ -3,11 +3,10 @@
     python -m tools.check_cuda [build/obj/cuda/decode_4_a16.cu.o ...] [lowbit/lib/liblowbit_cuda.so]
 
 Of every kernel: no spill and no stack frame; registers and shared memory of a block leave room for a second one on a
-multiprocessor, or, of decode::phases, never do. Of those that may start before their predecessor ends (namespace
-lowbit::decode, compute capability 9.0 and newer; CONTRIBUTING.md has the rules): weights are fetched above the wait and
-x below it, nothing is written and no thread leaves above it, and no load goes through the read-only path, which the
-assembler moves below the wait. Of all others: they never let the next kernel start early. The order is that of the
-listing.
+multiprocessor, or never do (ALONE). Of those that may start before their predecessor ends (namespace lowbit::decode,
+compute capability 9.0 and newer; CONTRIBUTING.md has the rules): weights are fetched above the wait and x below it,
+nothing is written and no thread leaves above it, and no load goes through the read-only path, which the assembler moves
+below the wait. Of all others: they never let the next kernel start early. The order is that of the listing.
 
 Without arguments it checks all objects of the last build. Prints one line a broken rule; exits with 1 if there is one.
 """
@@ -30,9 +29,13 @@ from .build_graph import GEN, ROOT, object_of
 
 MAX_REGISTERS = 32 * 1024
 MAX_SHARED = 114 * 1024  # with the 1024 bytes that the system takes of each block
-#: Kernels that have a multiprocessor to themselves: mangled names, threads of a block, registers and shared memory.
-ALONE, ALONE_THREADS = "_ZN6lowbit6decode6phases", 512
-ALONE_REGISTERS, ALONE_SHARED = 64 * 1024, 227 * 1024
+#: Kernels that have a multiprocessor to themselves: their mangled names, and what the templates call the shared memory
+#: that they ask for.
+ALONE = {
+    re.compile("_ZN6lowbit6decode6phases"): "kSharedAlone",
+    re.compile("_ZN6lowbit6decode8resident.*KindE1E"): "kSharedWhole",
+}
+ALONE_THREADS, ALONE_REGISTERS, ALONE_SHARED = 512, 64 * 1024, 228 * 1024
 ADDS = "_ZN6lowbit6decode9add_parts"  # kernels that read no weight
 OVERLAPS = "_ZN6lowbit6decode"  # mangled names of kernels that are launched with the programmatic attribute
 
@@ -45,7 +48,6 @@ _CODE = re.compile(r"^\s+Function : (\S+)$", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", re.MULTILINE)
 _SPACE = re.compile(r"^namespace lowbit::(\w+) \{", re.MULTILINE)
 _SHARED = re.compile(r"\bkShared(?:Bytes|Two) = ([\d* ]+)[,;]")
-_SHARED_ALONE = re.compile(r"\bkSharedAlone = ([\d* ]+)[,;]")
 
 
 def find_cuobjdump() -> str | None:
@@ -111,9 +113,10 @@ def alone_problems(registers: int, stack: int, shared: int) -> Iterator[str]:
         yield f"takes {shared} bytes of shared memory a block, expected more than {MAX_SHARED}, at most {ALONE_SHARED}"
 
 
-def shared_alone(folder: Path = ROOT / "csrc/templates") -> int:
-    """The shared memory that launchers of decode::phases ask for: kSharedAlone of the templates."""
-    found = [m for path in folder.rglob("*.cuh") for m in _SHARED_ALONE.findall(path.read_text())]
+def constant(name: str, folder: Path = ROOT / "csrc/templates") -> int:
+    """A product of numbers that the templates give a name once; 0 when they do not."""
+    wanted = re.compile(rf"\b{name} = ([\d* ]+)[,;]")
+    found = [product for path in folder.rglob("*.cuh") for product in wanted.findall(path.read_text())]
     return prod(map(int, found[0].split("*"))) if len(found) == 1 else 0
 
 
@@ -154,10 +157,9 @@ def problems(path: Path, cuobjdump: str) -> tuple[int, list[str]]:
                 threads[name] = prod(int(size, 16) for size in sizes)
         for name, registers, stack, shared, local in _USAGE.findall(usage):
             count += 1
-            if name.startswith(ALONE):
-                report(
-                    arch, name, alone_problems(int(registers), int(stack) + int(local), int(shared) + shared_alone())
-                )
+            if alone := [size for names, size in ALONE.items() if names.match(name)]:
+                taken = int(shared) + constant(alone[0])
+                report(arch, name, alone_problems(int(registers), int(stack) + int(local), taken))
                 continue
             asked = max((n for space, n in dynamic.items() if f"6lowbit{len(space)}{space}" in name), default=0)
             report(

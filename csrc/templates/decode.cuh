@@ -6,13 +6,16 @@
 // A warp multiplies row tiles of W, 16 rows each, by x, 128 k at a time (a step); its codes come through a ring of its
 // own in shared memory. Three kernels share that:
 //
-//   resident    decode/few.cuh      up to 4 tokens, 8 for small weights: a block keeps its part of x
-//   phases      decode/phases.cuh   5 to 16 tokens: x passes by; sums of parts of K go to memory
-//   add_parts   decode/phases.cuh   y from these sums
+//   resident    decode/resident.cuh  few tokens: a block keeps its part of x
+//   phases      decode/phases.cuh    5 to 16 tokens: x passes by, sums of parts of K go to memory
+//   add_parts   decode/phases.cuh    y from these sums
 //
 // and three workers: integers times x as 8-bit digits (byte_worker.cuh), times x in its own type (stage_worker.cuh),
 // floats and scales finer than 128 k (chunk_worker.cuh). Weights do not depend on the kernel before: the first of them
 // are fetched before griddepcontrol.wait.
+//
+// Blocks of resident take half of a multiprocessor, so that the next launch starts early beside them, or all of it,
+// where twice as many warps are worth more than that.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -21,8 +24,8 @@
 #include <cstdint>
 
 #include "../args.h"
-#include "decode/few.cuh"
 #include "decode/phases.cuh"
+#include "decode/resident.cuh"
 #include "decode/shape.cuh"
 #include "decode/spread.cuh"
 #include "layout.cuh"
@@ -61,16 +64,24 @@ inline cudaError_t start(void (*function)(Problem), const Problem& p, int grid, 
   return cudaLaunchKernelEx(&config, function, p);
 }
 
-// The kernel for few tokens; cudaErrorInvalidValue when x does not fit.
+// Whether `resident` is built: up to 4 tokens, and 8 of those that multiply as bytes.
+template <class Weight, class Tile, bool Fine>
+constexpr bool kResident =
+    Tile::kTokens <= 4 ? Tile::kKind == Kind::kHalf || !Fine : Tile::kTokens == 8 && !Fine && !Weight::kFloat;
+
+// The kernel whose blocks keep x; cudaErrorInvalidValue when it does not fit.
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-inline int launch_few(Problem p, const Launch& launch) {
-  static std::atomic<uint64_t> prepared{0};
-  const auto function = resident<Weight, Act, Tile, Fine, Zeros>;
-  if (!spread<Weight, Act, Tile, Fine, Zeros>(p, launch)) return cudaErrorInvalidValue;
-  if (const cudaError_t error = prepare<Tile>(reinterpret_cast<const void*>(function), launch.device, prepared))
-    return error;
-  // Why all shared memory: two blocks of one launch on a multiprocessor would leave another one idle.
-  return start(function, p, p.grid, Tile::kThreads, Tile::kSharedBytes, 1 << p.cluster_shift, launch);
+inline int launch_resident(Problem p, const Launch& launch) {
+  if constexpr (kResident<Weight, Tile, Fine>) {
+    static std::atomic<uint64_t> prepared{0};
+    const auto function = resident<Weight, Act, Tile, Fine, Zeros>;
+    if (!spread<Weight, Act, Tile, Fine, Zeros>(p, launch)) return cudaErrorInvalidValue;
+    if (const cudaError_t error = prepare<Tile>(reinterpret_cast<const void*>(function), launch.device, prepared))
+      return error;
+    // Why all shared memory: two blocks of one launch on a multiprocessor would leave another one idle.
+    return start(function, p, p.grid, Tile::kThreads, Tile::kSharedBytes, 1 << p.cluster_shift, launch);
+  }
+  return cudaErrorInvalidValue;
 }
 
 // The two kernels for many tokens.
@@ -83,9 +94,11 @@ inline int launch_many(Problem p, const Launch& launch) {
     return error;
   spread_phases<Worker, Tile>(p, launch);
   const int64_t items = static_cast<int64_t>(p.tiles) * Worker::kItems;
+  constexpr int kAdds = AddBounds<Weight, Tile>::kThreads;
   p.parts = static_cast<float*>(launch.scratch(launch.owner, (items << p.warps_k_shift) * p.parts_k * 16));
   if (const cudaError_t error = start(function, p, p.grid, Tile::kThreads, Tile::kSharedBytes, 1, launch)) return error;
-  return start(add_parts<Weight, Act, Tile, Fine, Zeros>, p, static_cast<int>((items + kAddThreads<Tile> - 1) / kAddThreads<Tile>), kAddThreads<Tile>, 0, 1, launch);
+  return start(add_parts<Weight, Act, Tile, Fine, Zeros>, p, static_cast<int>((items + kAdds - 1) / kAdds), kAdds, 0, 1,
+               launch);
 }
 
 // Whether a product of few tokens rather takes whole multiprocessors: what the larger blocks gain, more than what it
@@ -96,29 +109,16 @@ inline bool prefers_whole(const Problem& p, int bits) {
   return steps > 48 * 1024 || megabytes > (Tile::kTokens <= 2 ? 20 : Tile::kTokens == 4 ? 31 : 16);
 }
 
-// Tries the kernels that hold the problem, the fastest first.
+// Tries the kernels that may hold the problem, the fastest first.
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 inline int launch_kernel(const Problem& p, const Launch& launch) {
-  constexpr bool kBytes = !Fine && !Weight::kFloat;  // integers times x as digits
+  const bool whole = prefers_whole<Tile>(p, Weight::kBits);
   int error = cudaErrorInvalidValue;
-  const auto half = [&] {
-    if constexpr (!Tile::kMany || kBytes)
-      if constexpr (Tile::kTokens <= 8)
-        if (error == cudaErrorInvalidValue)
-          error = launch_few<Weight, Act, decode::Tile<Tile::kTokens, Kind::kHalf>, Fine, Zeros>(p, launch);
-  };
-  const auto whole = [&] {
-    if constexpr (!Tile::kMany ? !Fine : kBytes && Tile::kTokens == 8)
-      if (error == cudaErrorInvalidValue)
-        error = launch_few<Weight, Act, decode::Tile<Tile::kTokens, Kind::kWhole>, Fine, Zeros>(p, launch);
-  };
-  if (prefers_whole<Tile>(p, Weight::kBits)) {
-    whole();
-    if (!Tile::kMany) half();
-  } else {
-    half();
-    whole();
-  }
+  for (const bool other : {false, true})
+    if (error == cudaErrorInvalidValue)
+      error = whole != other
+                  ? launch_resident<Weight, Act, decode::Tile<Tile::kTokens, Kind::kWhole>, Fine, Zeros>(p, launch)
+                  : launch_resident<Weight, Act, decode::Tile<Tile::kTokens, Kind::kHalf>, Fine, Zeros>(p, launch);
   if constexpr (Tile::kMany)
     if (error == cudaErrorInvalidValue) error = launch_many<Weight, Act, Tile, Fine, Zeros>(p, launch);
   return error;

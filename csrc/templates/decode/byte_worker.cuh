@@ -111,8 +111,7 @@ struct ByteWorker {
         uint32_t a[4];
         bytes::fragments<kBits>(words[r], i, a);
 #pragma unroll
-        for (int j = 0; j < kProducts; ++j)
-          ptx::mma_bytes(sums[r][0][j], a, digits[j][2 * i], digits[j][2 * i + 1]);
+        for (int j = 0; j < kProducts; ++j) ptx::mma_bytes(sums[r][0][j], a, digits[j][2 * i], digits[j][2 * i + 1]);
       }
   }
 

@@ -19,6 +19,14 @@ template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 using ManyWorkerOf =
     std::conditional_t<Fine, ChunkWorker<Weight, Act, Tile, Fine, Zeros>, StageWorker<Weight, Act, Tile, Zeros>>;
 
+// A block of add_parts fits beside one of phases, so that it can start early: 32 registers a thread. Why more threads
+// with 16 tokens: there are as many blocks as multiprocessors then. 7 bits need the registers.
+template <class Weight, class Tile>
+struct AddBounds {
+  static constexpr int kThreads = Tile::kTokens > 8 && Weight::kBits != 7 ? 256 : 128;
+  static constexpr int kLeftRegisters = (64 * 1024 - 32 * kThreads) / Tile::kThreads;
+};
+
 // Where things lie in shared memory.
 template <class Ring, class Tile>
 struct PhaseMap {
@@ -68,9 +76,7 @@ __device__ __forceinline__ void sum_x(const Position& at, uint32_t x, uint32_t s
 }
 
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-// Why 120 and 112 registers: some are left for a block of add_parts beside this one. 3 bits with 16 tokens need all.
-__global__ void __maxnreg__(Tile::kTokens <= 8 ? 120 : Weight::kBits == 3 ? 128 : 112)
-    phases(const __grid_constant__ Problem p) {
+__global__ void __maxnreg__((AddBounds<Weight, Tile>::kLeftRegisters)) phases(const __grid_constant__ Problem p) {
   using Worker = ManyWorkerOf<Weight, Act, Tile, Fine, Zeros>;
   using Ring = typename Worker::Ring;
   using Map = PhaseMap<Ring, Tile>;
@@ -150,17 +156,13 @@ __global__ void __maxnreg__(Tile::kTokens <= 8 ? 120 : Weight::kBits == 3 ? 128 
   }
 }
 
-// Threads of a block of add_parts. Why twice as many for 16 tokens: one block a multiprocessor has room beside phases.
-template <class Tile>
-constexpr int kAddThreads = Tile::kTokens > 8 ? 256 : 128;
-
 // y from the sums of all parts of K.
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-__global__ void __launch_bounds__(kAddThreads<Tile>) add_parts(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__((AddBounds<Weight, Tile>::kThreads)) add_parts(const __grid_constant__ Problem p) {
   using Worker = ManyWorkerOf<Weight, Act, Tile, Fine, Zeros>;
   ptx::launch_dependents();
   ptx::wait_for_previous_kernel();
-  const int i = blockIdx.x * kAddThreads<Tile> + threadIdx.x;
+  const int i = blockIdx.x * AddBounds<Weight, Tile>::kThreads + threadIdx.x;
   if (i >= p.tiles * Worker::kItems) return;
   const int parts = p.parts_k << p.warps_k_shift;
   const uint8_t* from = reinterpret_cast<const uint8_t*>(p.parts) + static_cast<int64_t>(i) * 16;

@@ -12,17 +12,14 @@ namespace lowbit::decode {
 using layout::kStepK;  // 128 k: whole tiles of every plane
 
 // Shared memory of a block. Two: so that two launches fit on a multiprocessor, and the next one can start early. Alone:
-// for kernels of which two blocks must not meet on a multiprocessor, but a block of another one. Whole: for kernels that
-// nothing fits beside.
-#ifndef RING4
-#define RING4 130
-#endif
+// for kernels of which two blocks must not meet on a multiprocessor, but a block of another one. Whole: for kernels
+// that nothing fits beside.
 constexpr int kSharedTwo = 112 * 1024;
 constexpr int kSharedAlone = 204 * 1024;
 constexpr int kSharedWhole = 227 * 1024;
 
-// How x comes to a block: it stays in shared memory, of which the block takes half or all (few.cuh), or it passes by in
-// phases (phases.cuh).
+// How x comes to a block: it stays in shared memory, of which the block takes half or all (resident.cuh), or it passes
+// by in phases (phases.cuh).
 enum class Kind { kHalf, kWhole, kPhases };
 
 // Tokens: 1, 2, 4, 8 or 16, the most a kernel takes.
@@ -41,7 +38,9 @@ struct Tile {
                                                               : kSharedAlone;
   // Of a warp. Why less for 4 and 8 tokens: x takes more.
   static constexpr int kRingKilobytes = kKind == Kind::kPhases  ? 160
-                                        : kKind == Kind::kWhole ? (Tokens <= 2 ? 150 : Tokens == 4 ? RING4 : 104)
+                                        : kKind == Kind::kWhole ? (Tokens <= 2   ? 150
+                                                                   : Tokens == 4 ? 130
+                                                                                 : 104)
                                         : Tokens <= 2           ? 86
                                                                 : 60;
   static constexpr int kRingBytes = kRingKilobytes * 1024 / kWarps;

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "../../args.h"
-#include "few.cuh"
 #include "phases.cuh"
+#include "resident.cuh"
 
 namespace lowbit::decode {
 
@@ -14,7 +14,7 @@ namespace lowbit::decode {
 // then takes, or 0 when that is more than there is.
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 inline int split(Problem& p, int cluster_shift, int warps_k_shift, const Launch& launch) {
-  using Worker = FewWorkerOf<Weight, Act, Tile, Fine, Zeros>;
+  using Worker = ResidentWorkerOf<Weight, Act, Tile, Fine, Zeros>;
   using Map = decode::Map<typename Worker::Ring, Tile>;
   constexpr int kRows = Worker::Ring::kRows, kMostTiles = 8;
   const int cluster = 1 << cluster_shift, warps_k = 1 << warps_k_shift;
@@ -56,7 +56,7 @@ inline float cost(const Problem& p, int warps_n) {
 // memory, or 0 when nothing fits.
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 inline int spread(Problem& p, const Launch& launch) {
-  constexpr int kRows = FewWorkerOf<Weight, Act, Tile, Fine, Zeros>::Ring::kRows;
+  constexpr int kRows = ResidentWorkerOf<Weight, Act, Tile, Fine, Zeros>::Ring::kRows;
   // Clusters came with compute capability 9.0, like launches that overlap.
   const int most_cluster_shift = launch.overlap ? 1 : 0;
   for (int cluster_shift = 0; cluster_shift <= most_cluster_shift; ++cluster_shift) {

@@ -31,7 +31,10 @@ struct StageRing {
   static constexpr int kSlotBytes = kTileScales * kRows * (Zeros ? 2 : 1);
   // Scales are read up to so many stages after their codes: where few tokens leave columns for several steps.
   static constexpr int kLate = !kFew || 4 / Tile::kTokens <= kSteps ? 1 : 4 / Tile::kTokens / kSteps;
-  static constexpr int kFit = (Tile::kRingBytes - kLate * kSlotBytes) / (kStageBytes + kSlotBytes);
+  // Why less for 4 tokens: narrow codes need no more, and longer rows of x fit.
+  static constexpr int kRoom =
+      kBits <= 2 && Tile::kKind == Kind::kWhole && Tile::kTokens == 4 ? Tile::kRingBytes * 5 / 8 : Tile::kRingBytes;
+  static constexpr int kFit = (kRoom - kLate * kSlotBytes) / (kStageBytes + kSlotBytes);
   static constexpr int kDepth = kFit < 2 ? 2 : kFit > 8 ? 8 : kFit;  // stages
   static constexpr int kSlots = kDepth + kLate, kSlotsBytes = kSlots * kSlotBytes;
   static constexpr int kBytes = (kDepth * kStageBytes + kSlotsBytes + 127) / 128 * 128;

@@ -8,12 +8,12 @@
 
 namespace lowbit::decode {
 
-// How its sums are kept. Sums can begin at what the offset takes away for nothing, with a step a group. Why not up to 3
-// bits with 16 tokens: registers.
+// How its sums are kept. Sums can begin at what the offset takes away for nothing, with a step a group. Why not with 1
+// bit and 16 tokens: registers.
 template <class Weight, class Act, class Tile, bool Zeros>
 struct StageSums {
   using Decoder = lowbit::Decoder<Weight, Act>;
-  static constexpr bool kBegin = Decoder::kSubtractOffset && !Zeros && (Tile::kTokens <= 8 || Weight::kBits > 3);
+  static constexpr bool kBegin = Decoder::kSubtractOffset && !Zeros && (Tile::kTokens <= 8 || Weight::kBits > 1);
   using Base = Products<Weight, Act, Tile, Zeros, StageFeed<Weight, Tile, Zeros, Phases>, Decoder::kClasses, kBegin>;
 };
 

@@ -51,8 +51,8 @@ __device__ __forceinline__ void fragments(const planes::Words<Bits>& from, int i
   static_assert(Bits == 3);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const uint32_t both = planes::Codes<Bits>::merged(from, 2 * i, h);  // of the odd fragment 4 bits higher
-    a[h] = both & planes::bytes(7), a[2 + h] = (both >> 4) & planes::bytes(7);
+    a[h] = planes::Codes<Bits>::merged(from, 2 * i, h) & planes::bytes(7);
+    a[2 + h] = planes::Codes<Bits>::merged(from, 2 * i + 1, h) & planes::bytes(7);
   }
 }
 

@@ -2,8 +2,9 @@
 //
 // fp16: the code itself, as a subnormal number: code * 2^q * 2^-24, where q is the bit its field lies at. One `and` a
 // register, exact, and no offset: what the offset is worth is taken from the sum of x later. Fragments of different q
-// go to different sums (classes). bf16: the same bits are code * 2^q * 2^-133, which a fused multiply-add turns into
-// (code - offset) * 2^-6, exact; sums of products with numbers near 2^-133 would not be.
+// go to different sums (classes): those of 1 bit; with 2 and 3 bits a shift is cheaper than the registers. bf16: the
+// same bits are code * 2^q * 2^-133, which a fused multiply-add turns into (code - offset) * 2^-6, exact; sums of
+// products with numbers near 2^-133 would not be.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -31,21 +32,24 @@ struct Codes {
   using Source = Words<Bits>;
 
   static __host__ __device__ constexpr int code_bit(int f, int h) {
-    if (Bits == 2 || Bits == 4) return Source::bit(Bits, 2 * f + h);
-    return Bits == 1 ? f % 2 * 4 + h : Bits == 3 ? f % 2 * 4 : 0;
+    if (Bits == 2 || Bits == 4) return Bits * h;
+    return Bits == 1 ? f % 2 * 4 + h : 0;
   }
 
   static __device__ __forceinline__ uint32_t merged(const Source& from, int f, int h) {
     const int u = 2 * f + h;
-    if constexpr (Bits == 1) {
+    if constexpr (Bits == 2) {
+      return from.of(2, u) >> f % 2 * 4;
+    } else if constexpr (Bits == 1) {
       // Four fragments: those at bits 2, 3, 6, 7 come to 0, 1, 4, 5, where the other two are.
       return shifted(from.of(1, u), f % 4 < 2 ? -2 : 0);
     } else if constexpr (Bits == 3) {
-      // Two fragments at once: 2-bit fields of f even at bit 0, of f odd at bit 4, and the 1-bit field above each.
+      // Two fragments at once: 2-bit fields of f even at bit 0, of f odd at bit 4, and the 1-bit field above each; then
+      // the one that is wanted comes to bit 0.
       const int even = u - f % 2 * 2;
       const uint32_t low = shifted(from.of(2, u), -2 * h);
       const uint32_t high = shifted(from.of(1, u), 2 - Source::bit(1, even));
-      return select(low, high, bytes(0x33));
+      return select(low, high, bytes(0x33)) >> f % 2 * 4;
     } else if constexpr (Bits == 5) {
       return select(shifted(from.of(4, u), -4 * h), shifted(from.of(1, u), 4 - Source::bit(1, u)), bytes(0x0F));
     } else if constexpr (Bits == 6) {
@@ -82,7 +86,7 @@ template <int Bits>
 struct Decoder<Int<Bits>, __half> {
   using Codes = planes::Codes<Bits>;
   using Words = typename Codes::Source;
-  static constexpr int kClasses = Bits <= 3 ? 2 : 1;
+  static constexpr int kClasses = Bits == 1 ? 2 : 1;
   static constexpr bool kSubtractOffset = true;  // products hold codes, the caller takes offset * sum(x) away
   static constexpr uint32_t kOne = 0x00010001u;  // what a value of 1 looks like
   static constexpr float kUnit = 16777216.0f;    // and its inverse
