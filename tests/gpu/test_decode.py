@@ -133,6 +133,32 @@ def test_x_that_passes_by_in_many_phases(dtype, kind, act):
         assert oracle.same_bits(lowbit.matmul(x, weight.pw), y)
 
 
+@pytest.mark.parametrize("row", [row for row in ROWS if tokens(row["name"]) == 1], ids=name)
+def test_x_that_needs_all_of_a_multiprocessor(row):
+    """K just too long for the blocks of which two share a multiprocessor: larger ones keep x."""
+    act, i = getattr(torch, row["act"]), ROWS.index(row)
+    for m, k in ((1, 40008), (4, 16456), (7, 8200), (8, 8192)):
+        ways = [way for way in WAYS if way[0] in (128, 256, -1)]
+        weight = weight_of(row["weight"], (200, k), *ways[(i + m) % len(ways)])
+        x, bias = oracle.normal(m, k, dtype=act, seed=m), bias_for(200, i)
+        y = lowbit.matmul(x, weight.pw, bias)
+        reason = oracle.wrong(y, *oracle.product(x, weight, bias))
+        assert reason is None, f"M={m}, {weight.pw}: {reason}"
+        assert oracle.same_bits(lowbit.matmul(x, weight.pw, bias), y), f"M={m}, {weight.pw}: two runs differ"
+
+
+@pytest.mark.parametrize("act", FLOATS[:2], ids=str)
+@pytest.mark.parametrize(("dtype", "kind"), [("int3", "none"), ("uint6", "min"), ("float4_e2m1", "none")])
+def test_products_so_large_that_blocks_take_all_of_a_multiprocessor(dtype, kind, act):
+    weight = oracle.make(dtype, (40008, 2600), 128, kind)
+    for m in (1, 2, 3, 8):
+        x = oracle.normal(m, 2600, dtype=act, seed=m)
+        launched = kernels_launched(lambda: lowbit.matmul(x, weight.pw))
+        if m < 8 or not dtype.startswith("float"):
+            assert len(launched) == 1 and "Kind)1" in launched[0].replace("(int)", ""), launched
+        assert_right(x, weight)
+
+
 @pytest.mark.parametrize("act", FLOATS[:2], ids=str)
 @pytest.mark.parametrize("dtype", ["int1", "int4", "uint7"])
 def test_x_of_every_size_keeps_its_digits(dtype, act):

@@ -50,10 +50,13 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
 
   // ---- x
   ptx::wait_for_previous_kernel();
+  constexpr int kMore = Ring::kDepth - 2, kBeside = kMore < 2 ? kMore : 2;  // stages; those that come beside x
   Worker::bring_x(at, x, table, [&] {
 #pragma unroll 1
-    for (int i = 1; i + 1 < Ring::kDepth; ++i) feed.fetch();
+    for (int i = 0; i < kBeside; ++i) feed.fetch();
   });
+#pragma unroll 1
+  for (int i = kBeside; i < kMore; ++i) feed.fetch();
   __syncthreads();
   if (p.cluster_shift) ptx::cluster_wait();  // blocks store into each other's memory only when all of them run
 
