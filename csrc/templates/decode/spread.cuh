@@ -79,36 +79,65 @@ inline int spread(Problem& p, const Launch& launch) {
   return 0;
 }
 
-// How a kernel that walks K in phases spreads its work, in p. In steps of 128 k of two row tiles, measured on an H200:
-// two row tiles of a warp cost 2 whatever K is, a phase 2.2 where x does not stay and 0.3 where it does, a part of K
-// 0.25 in the second kernel, a megabyte of sums 0.3.
+// Into how many parts K is cut, for blocks, and how finely for the warps of a block (a power of 2).
+struct Share {
+  int parts, shift;
+};
+
+// The cheapest way to share K where it is walked in phases. In steps of 128 k of two row tiles, measured on an H200: two
+// row tiles of a warp cost 2 whatever K is, a phase 2.2 where x does not stay and 0.3 where it does, a part of K 0.25 in
+// the second kernel, a megabyte of sums 0.3.
 template <class Worker, class Tile>
-inline void spread_phases(Problem& p, const Launch& launch) {
-  using Map = PhaseMap<typename Worker::Ring, Tile>;
-  constexpr int kRows = Worker::Ring::kRows, kSteps = Map::kPhaseSteps;
-  p.phase_steps = kSteps;
-  const int blocks = launch.clusters[0];
+inline Share cheapest_share(int tiles, int steps, int blocks) {
+  constexpr int kRows = Worker::Ring::kRows, kSteps = PhaseMap<typename Worker::Ring, Tile>::kPhaseSteps;
+  Share best{1, 0};
   float best_price = 0.0f;
-  for (int parts = 1; parts <= std::min(p.steps, 32); ++parts)
+  for (int parts = 1; parts <= std::min({steps, blocks, 32}); ++parts)
     for (int shift = 0; kSteps >> shift; ++shift) {
       const int warps_n = Tile::kWarps >> shift;
-      const int row_groups = std::min(blocks / parts * warps_n, (p.tiles + warps_n - 1) / warps_n * warps_n);
-      const int most_tiles = (p.tiles + row_groups - 1) / row_groups, bands = (most_tiles + kRows - 1) / kRows;
-      const int part_steps = (p.steps + parts - 1) / parts, phases = (part_steps + kSteps - 1) / kSteps;
+      const int row_groups = std::min(blocks / parts * warps_n, (tiles + warps_n - 1) / warps_n * warps_n);
+      const int most_tiles = (tiles + row_groups - 1) / row_groups, bands = (most_tiles + kRows - 1) / kRows;
+      const int part_steps = (steps + parts - 1) / parts, phases = (part_steps + kSteps - 1) / kSteps;
       const float work = static_cast<float>(bands) * ((part_steps + (1 << shift) - 1) >> shift);
-      const float megabytes = 16e-6f * static_cast<float>(parts << shift) * p.tiles * Worker::kItems;
+      const float megabytes = 16e-6f * static_cast<float>(parts << shift) * tiles * Worker::kItems;
       const float price = work + (phases > 2 ? 2.2f * bands * phases : 2.0f * bands + 0.3f * phases) +
                           0.25f * (parts << shift) + 0.3f * megabytes;
       if (best_price && price >= best_price) continue;
-      best_price = price;
-      p.warps_k_shift = shift;
-      p.parts_k = parts;
-      p.phases = phases;
-      p.slices = {p.steps / parts, p.steps % parts};
-      p.row_groups = {p.tiles / row_groups, p.tiles % row_groups};
-      p.most_tiles = most_tiles;
-      p.grid = row_groups / warps_n * parts;
+      best_price = price, best = {parts, shift};
     }
+  return best;
+}
+
+// The same, looked up where a thread has asked for it before: the search takes microseconds, and a model calls for the
+// same few sizes again and again.
+template <class Worker, class Tile>
+inline Share remembered_share(int tiles, int steps, int blocks) {
+  struct Place {
+    int tiles, steps, blocks;
+    Share share;
+  };
+  static thread_local Place places[16]{};
+  Place& place = places[(tiles + 7 * steps) % 16];
+  if (place.tiles != tiles || place.steps != steps || place.blocks != blocks)
+    place = {tiles, steps, blocks, cheapest_share<Worker, Tile>(tiles, steps, blocks)};
+  return place.share;
+}
+
+// How a kernel that walks K in phases spreads its work, in p.
+template <class Worker, class Tile>
+inline void spread_phases(Problem& p, const Launch& launch) {
+  const int blocks = launch.clusters[0];
+  const Share share = remembered_share<Worker, Tile>(p.tiles, p.steps, blocks);
+  const int warps_n = Tile::kWarps >> share.shift;
+  const int row_groups = std::min(blocks / share.parts * warps_n, (p.tiles + warps_n - 1) / warps_n * warps_n);
+  const int part_steps = (p.steps + share.parts - 1) / share.parts;
+  p.phase_steps = PhaseMap<typename Worker::Ring, Tile>::kPhaseSteps;
+  p.warps_k_shift = share.shift, p.parts_k = share.parts;
+  p.phases = (part_steps + p.phase_steps - 1) / p.phase_steps;
+  p.slices = {p.steps / share.parts, p.steps % share.parts};
+  p.row_groups = {p.tiles / row_groups, p.tiles % row_groups};
+  p.most_tiles = (p.tiles + row_groups - 1) / row_groups;
+  p.grid = row_groups / warps_n * share.parts;
 }
 
 }  // namespace lowbit::decode
