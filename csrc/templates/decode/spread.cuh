@@ -84,9 +84,9 @@ struct Share {
   int parts, shift;
 };
 
-// The cheapest way to share K where it is walked in phases. In steps of 128 k of two row tiles, measured on an H200: two
-// row tiles of a warp cost 2 whatever K is, a phase 2.2 where x does not stay and 0.3 where it does, a part of K 0.25 in
-// the second kernel, a megabyte of sums 0.3.
+// The cheapest way to share K where it is walked in phases. In steps of 128 k of two row tiles, measured on an H200:
+// two row tiles of a warp cost 2 whatever K is, a phase 2.2 where x does not stay and 0.3 where it does, a part of K
+// 0.25 in the second kernel, a megabyte of sums 0.3.
 template <class Worker, class Tile>
 inline Share cheapest_share(int tiles, int steps, int blocks) {
   constexpr int kRows = Worker::Ring::kRows, kSteps = PhaseMap<typename Worker::Ring, Tile>::kPhaseSteps;
