@@ -20,10 +20,11 @@ using ManyWorkerOf =
     std::conditional_t<Fine, ChunkWorker<Weight, Act, Tile, Fine, Zeros>, StageWorker<Weight, Act, Tile, Zeros>>;
 
 // A block of add_parts fits beside one of phases, so that it can start early: 32 registers a thread. Why more threads
-// with 16 tokens: there are as many blocks as multiprocessors then. 7 bits need the registers.
+// with 16 tokens: there are as many blocks as multiprocessors then. 7 bits and floats of 6 need the registers.
 template <class Weight, class Tile>
 struct AddBounds {
-  static constexpr int kThreads = Tile::kTokens > 8 && Weight::kBits != 7 ? 256 : 128;
+  static constexpr bool kTight = Weight::kBits == 7 || (Weight::kBits == 6 && Weight::kFloat);
+  static constexpr int kThreads = Tile::kTokens > 8 && !kTight ? 256 : 128;
   static constexpr int kLeftRegisters = (64 * 1024 - 32 * kThreads) / Tile::kThreads;
 };
 
@@ -87,7 +88,10 @@ __global__ void __maxnreg__((AddBounds<Weight, Tile>::kLeftRegisters)) phases(co
   // ---- setup
   ptx::launch_dependents();
   const uint32_t shared = ptx::shared_address(memory);
-  if (threadIdx.x < 2) ptx::arrivals_init(shared + threadIdx.x * 8, Tile::kThreads);
+  if (threadIdx.x == 0) {
+    ptx::arrivals_init(shared, Tile::kThreads);
+    ptx::arrivals_init(shared + 8, Tile::kThreads);
+  }
   const Position at(p, Tile::kWarps, p.parts_k);
 
   // ---- weights: they do not depend on the kernel before
