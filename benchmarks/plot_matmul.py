@@ -32,23 +32,25 @@ def curves(rows: list[dict], along: str, apart: str) -> dict[tuple, tuple[list, 
 
 
 def plot(results: list[dict], shapes: list[tuple[int, int]], act: str, path: Path) -> None:
-    """One row of four panels a shape: lines of one colour have one M or one width, lowbit's are solid."""
+    """One row of panels a shape: lines of one colour have one M or one width, lowbit's are solid.
+
+    Over bits and over M, of what the results have more than one of.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(len(shapes), 4, figsize=(22, 4.8 * len(shapes)), squeeze=False)
+    seen = {shape: rows_of(results, shape, act) for shape in shapes}
+    few = {shape: [r for r in rows if r["bits"] <= 8] for shape, rows in seen.items()}
+    widths, ms = ({r[what] for rows in few.values() for r in rows} for what in ("bits", "m"))
+    kinds = [(few, value, "bits", "m") for value in ("us", "tbs") if len(widths) > 1]
+    kinds += [(seen, value, "m", "bits") for value in ("us", "tbs") if len(ms) > 1 or not kinds]
+    size = (5.5 * len(kinds), 4.8 * len(shapes))
+    figure, panels = pyplot.subplots(len(shapes), len(kinds), figsize=size, squeeze=False)
     for row, shape in zip(panels, shapes, strict=True):
-        rows = rows_of(results, shape, act)
-        few = [r for r in rows if r["bits"] <= 8]
-        for panel, value, along, apart in (
-            (row[0], "us", "bits", "m"),
-            (row[1], "tbs", "bits", "m"),
-            (row[2], "us", "m", "bits"),
-            (row[3], "tbs", "m", "bits"),
-        ):
-            _draw(panel, few if along == "bits" else rows, value, along, apart)
+        for panel, (rows, value, along, apart) in zip(row, kinds, strict=True):
+            _draw(panel, rows[shape], value, along, apart)
             panel.set_title(f"{shape[0]} x {shape[1]}, x {act}")
     figure.suptitle(f"{results[0]['device']['name']}, {results[0]['date'][:10]}")
     figure.tight_layout(rect=(0, 0, 1, 0.98))
