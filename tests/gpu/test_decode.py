@@ -153,7 +153,7 @@ def test_products_so_large_that_blocks_take_all_of_a_multiprocessor(dtype, kind,
     weight = oracle.make(dtype, (40008, 2600), 128, kind)
     for m in (1, 2, 3, 8):
         x = oracle.normal(m, 2600, dtype=act, seed=m)
-        launched = kernels_launched(lambda: lowbit.matmul(x, weight.pw))
+        launched = kernels_launched(lambda x=x: lowbit.matmul(x, weight.pw))
         if m < 8 or not dtype.startswith("float"):
             assert len(launched) == 1 and "Kind)1" in launched[0].replace("(int)", ""), launched
         assert_right(x, weight)
@@ -259,7 +259,7 @@ def test_forced_kernel_is_the_one_that_runs(row):
     weight = oracle.make("uint3", (200, 520), 64, "zero")
     x = oracle.normal(1, 520, dtype=getattr(torch, row["act"]))
     with forced(row["name"]):
-        launched = kernels_launched(lambda: lowbit.matmul(x, weight.pw))
+        launched = kernels_launched(lambda x=x: lowbit.matmul(x, weight.pw))
     assert ran_decode(launched, tokens(row["name"])), launched
 
 
