@@ -25,7 +25,11 @@ template <class Weight, class Tile>
 struct AddBounds {
   static constexpr bool kTight = Weight::kBits == 7 || (Weight::kBits == 6 && Weight::kFloat);
   static constexpr int kThreads = Tile::kTokens > 8 && !kTight ? 256 : 128;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static constexpr int kLeftRegisters = 128;  // phases never runs there: it takes too much shared memory
+#else
   static constexpr int kLeftRegisters = (64 * 1024 - 32 * kThreads) / Tile::kThreads;
+#endif
 };
 
 // Where things lie in shared memory.
