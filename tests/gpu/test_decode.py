@@ -275,6 +275,14 @@ def test_sanitizer_small_products_of_each_tile(dtype):
             assert_right(x, weight, bias_for(72, i))
 
 
+@pytest.mark.parametrize("dtype", ["int3", "uint6"])
+def test_sanitizer_small_products_on_whole_multiprocessors(dtype):
+    """For compute-sanitizer too: few rows of W, but x too long for blocks of which two share a multiprocessor."""
+    for m, k in ((1, 40008), (4, 16456), (8, 8200)):
+        weight = oracle.make(dtype, (40, k), 128, "zero" if dtype.startswith("u") else "none")
+        assert_right(oracle.normal(m, k, dtype=torch.float16), weight, bias_for(40, m))
+
+
 # ---- every call -----------------------------------------------------------------------------------------------------
 
 

@@ -36,7 +36,7 @@ struct Tile {
   static constexpr int kSharedBytes = kKind == Kind::kHalf    ? kSharedTwo
                                       : kKind == Kind::kWhole ? kSharedWhole
                                                               : kSharedAlone;
-  // Of a warp. Why less for 4 and 8 tokens: x takes more.
+  // Of all warps. Why less for 4 and 8 tokens: x takes more.
   static constexpr int kRingKilobytes = kKind == Kind::kPhases  ? 160
                                         : kKind == Kind::kWhole ? (Tokens <= 2   ? 150
                                                                    : Tokens == 4 ? 130
