@@ -57,17 +57,20 @@ struct MatmulArgs {
 
 using MatmulFn = void (*)(const MatmulArgs&);
 
-// How a CUDA kernel is launched: where, and whether it may overlap the kernel before it (programmatic dependent launch,
-// compute capability 9.0 and newer). clusters: how many clusters of 1, 2, 4, 8 blocks run at once with a multiprocessor
-// for each block, which is less than their number allows: a cluster stays within a part of the GPU.
+// How a CUDA kernel is launched: where, on what (capability: 90 for 9.0), and whether it may overlap the kernel before
+// it (programmatic dependent launch, compute capability 9.0 and newer). clusters: how many clusters of 1, 2, 4, 8
+// blocks run at once with a multiprocessor for each block, which is less than their number allows: a cluster stays
+// within a part of the GPU.
 // scratch(owner, bytes) gives memory of the device until the launch returns to its caller, ordered by the stream.
+// encode_tensor_map: the driver's cuTensorMapEncodeTiled, null below 9.0.
 struct Launch {
-  int device;
+  int device, capability;
   void* stream;
   int clusters[4];
   bool overlap;
   void* (*scratch)(void* owner, int64_t bytes);
   void* owner;
+  void* encode_tensor_map;
 };
 
 // value = step * code - offset, for integer types (uint: 1, 0; int b: 1, 2^(b-1); int1: 2, 1); floats ignore it.
@@ -84,9 +87,9 @@ struct DequantArgs {
   FloatType type;
 };
 
-// Both return a cudaError_t; of DecodeFn, cudaErrorInvalidValue says that its tile can't hold the problem and that
+// Both return a cudaError_t; of ProductFn, cudaErrorInvalidValue says that its tile can't hold the problem and that
 // nothing was launched.
-using DecodeFn = int (*)(const MatmulArgs&, const Launch&);
+using ProductFn = int (*)(const MatmulArgs&, const Launch&);
 using DequantFn = int (*)(const DequantArgs&, const Launch&);
 
 }  // namespace lowbit

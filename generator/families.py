@@ -45,9 +45,9 @@ def cpu_variants(path: Path = ROOT / "csrc/cpu_isa.inc") -> tuple[Variant, ...]:
     return tuple(Variant(name, target) for name, target in _ISA_ROW.findall(path.read_text()))
 
 
-def decode_variants() -> tuple[Variant, ...]:
-    """Tiles of ``decode``, by the most tokens (rows of x) that they take."""
-    return tuple(Variant(f"n{tokens}", f"Tile<{tokens}>", (("tokens", tokens),)) for tokens in (1, 2, 4, 8, 16))
+def token_tiles(*sizes: int) -> tuple[Variant, ...]:
+    """Tiles of a family for CUDA, by the most tokens (rows of x) of each."""
+    return tuple(Variant(f"n{tokens}", f"Tile<{tokens}>", (("tokens", tokens),)) for tokens in sizes)
 
 
 def families() -> tuple[Family, ...]:
@@ -62,6 +62,14 @@ def families() -> tuple[Family, ...]:
             template=(simd, "templates/cpu/dequant.h", "templates/cpu/gemm.h"),
             shared=(simd, "templates/cpu/product.h"),
         ),
-        Family("decode", "cuda", decode_variants(), "MatmulArgs", ("templates/decode.cuh",), unit_per_type=True),
+        Family("decode", "cuda", token_tiles(1, 2, 4), "MatmulArgs", ("templates/decode.cuh",), unit_per_type=True),
+        Family(
+            name="gemm_sm90",
+            device="cuda",
+            variants=token_tiles(8, 16, 32, 64, 128),
+            args="MatmulArgs",
+            template=("templates/gemm_sm90.cuh",),
+            unit_per_type=True,
+        ),
         Family("dequant", "cuda", (Variant("rows"),), "DequantArgs", ("templates/dequant_weight.cuh",)),
     )

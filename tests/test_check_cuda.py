@@ -10,7 +10,12 @@ import pytest
 from tools import check_cuda
 
 DECODE, OTHER = "_ZN6lowbit6decode6kernelEv", "_ZN6lowbit7dequant6kernelEv"
+NARROW, WIDE = (f"{check_cuda.BOXES}INS0_4TileILi{tokens}EEEEvv" for tokens in (16, 128))
 GOOD = ["S2R", "PREEXIT", "LDGSTS.E.BYPASS.128", "ACQBULK", "LDG.E.128", "HMMA.16816.F32", "STG.E", "EXIT"]
+
+
+EMPTY = ["LDC", "EXIT", "BRA", "NOP", "NOP"]
+BOXED = ["PREEXIT", "UTMALDG.2D", "ACQBULK", "UTMALDG.2D", "UTMALDG.2D", "HGMMA.64x32x16.F32", "STG.E.128", "EXIT"]
 
 
 def replaced(old: str, *new: str) -> list[str]:
@@ -35,7 +40,34 @@ def test_an_order_that_would_race_is_found(code, words):
     assert any(words in sentence for sentence in found), found
 
 
-def test_only_decode_may_let_the_next_kernel_start_early():
+@pytest.mark.parametrize("name", [NARROW, WIDE])
+def test_weights_and_x_that_come_as_boxes_are_found_on_both_sides(name):
+    def found(code):
+        return list(check_cuda.order_problems(name, code))
+
+    assert found(BOXED) == []
+    assert "nothing above the wait, expected its weights there, by UTMALDG" in found(BOXED[:1] + BOXED[2:])[0]
+    assert "nothing below the wait, expected x there, by UTMALDG" in found(BOXED[:3] + BOXED[5:])[0]
+    assert len(found(GOOD)) == 2, "other loads are no boxes"
+    assert "has UTMASTG.2D above the wait" in found(["UTMASTG.2D", *BOXED])[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "runs"),
+    [
+        *((NARROW, arch, True) for arch in ("90", "90a", "100", "103a", "110f")),
+        *((NARROW, arch, False) for arch in ("80", "89", "120", "121a")),
+        (WIDE, "90a", True),
+        *((WIDE, arch, False) for arch in ("80", "90", "100a", "120")),
+    ],
+)
+def test_kernel_is_empty_where_it_never_runs_and_only_there(name, arch, runs):
+    assert (list(check_cuda.code_problems(name, arch, BOXED)) == []) is runs
+    assert (list(check_cuda.code_problems(name, arch, EMPTY)) == []) is not runs
+    assert list(check_cuda.code_problems(OTHER, arch, EMPTY)) == []
+
+
+def test_only_decode_and_gemm_sm90_may_let_the_next_kernel_start_early():
     assert list(check_cuda.order_problems(DECODE, GOOD)) == []
     assert list(check_cuda.order_problems(OTHER, replaced("PREEXIT"))) == []
     assert "lets the next kernel start early" in next(check_cuda.order_problems(OTHER, GOOD))
@@ -57,21 +89,29 @@ def test_a_kernel_that_takes_too_much_is_found(usage, words):
     assert len(found) == (words is not None) and all(words in sentence for sentence in found)
 
 
-@pytest.mark.parametrize(
-    ("usage", "words"),
-    [
-        ((120, 0, 205 * 1024), None),
-        ((129, 0, 205 * 1024), "takes 69632 registers a block"),
-        ((120, 8, 205 * 1024), "a stack frame of 8 bytes"),
-        ((120, 0, 228 * 1024 + 1), "bytes of shared memory a block"),
-        ((120, 0, 113 * 1024), "expected more than"),
-    ],
-)
-def test_two_blocks_of_a_kernel_that_must_be_alone_never_fit(usage, words):
-    found = list(check_cuda.alone_problems(*usage))
-    assert len(found) == (words is not None) and all(words in sentence for sentence in found)
-    for size in check_cuda.ALONE.values():
-        assert check_cuda.MAX_SHARED < check_cuda.constant(size) + 1024 <= check_cuda.ALONE_SHARED
+@pytest.mark.parametrize("bounds", check_cuda.ALONE.values(), ids=str)
+def test_two_blocks_of_a_kernel_that_must_be_alone_never_fit(bounds):
+    most, shared = bounds.registers, check_cuda.constant(bounds.shared) + 1024
+    for usage, words in (
+        ((most, 0, shared), None),
+        ((most + 1, 0, shared), f"takes {most + 1} registers a thread, expected at most {most}"),
+        ((most, 8, shared), "a stack frame of 8 bytes"),
+        ((most, 0, 228 * 1024 + 1), "bytes of shared memory a block"),
+        ((most, 0, 113 * 1024), "expected more than"),
+    ):
+        found = list(check_cuda.alone_problems(*usage, bounds))
+        assert len(found) == (words is not None) and all(words in sentence for sentence in found)
+    assert -(-most // 8) * 8 * bounds.threads <= 64 * 1024, "so many threads with so many registers never start"
+
+
+def test_kernels_that_must_be_alone_are_told_by_their_names():
+    def bounds(name):
+        return [(b.threads, b.registers) for names, b in check_cuda.ALONE.items() if names.match(name)]
+
+    assert bounds(NARROW) == [(640, 88)] and bounds(WIDE) == [(384, 168)]
+    assert bounds(WIDE.replace("128", "64")) == bounds(WIDE.replace("128", "32")) == bounds(WIDE)
+    resident = "_ZN6lowbit6decode8residentINS_3IntILi4EEE6__halfNS0_4TileILi1ELNS0_4KindE{}EEELb0ELb1EEEvNS0_7ProblemE"
+    assert bounds(resident.format(1)) == [(512, 128)] and bounds(resident.format(0)) == bounds(OTHER) == []
 
 
 def test_a_kernel_that_adds_up_parts_needs_no_weight_above_its_wait():
@@ -79,10 +119,33 @@ def test_a_kernel_that_adds_up_parts_needs_no_weight_above_its_wait():
     assert list(check_cuda.order_problems(check_cuda.ADDS + "INS_3IntILi4EEEEEv", code)) == []
 
 
+LOG = """
+ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient \
+register resources for the wgmma pipeline in the function '_ZN4slow'
+ptxas info    : Compiling entry function '_ZN4slow' for 'sm_90a'
+ptxas info    : Function properties for _ZN4slow
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Function properties for _ZN5spilt
+    8 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
+""".replace("\\\n", "")
+
+
+def test_what_the_assembler_complains_of_is_found_in_its_log():
+    assert list(check_cuda.log_problems(LOG)) == [
+        ("_ZN5spilt", "spills, 12 bytes of stores and 16 of loads"),
+        (
+            "_ZN4slow",
+            "loses time: wgmma.mma_async instructions are serialized due to insufficient register resources "
+            "for the wgmma pipeline",
+        ),
+    ]
+
+
 def test_shared_memory_of_launchers_is_read_from_the_templates(tmp_path):
     for name, text in (
         ("one", "static constexpr int kSharedBytes = 112 * 1024, kRegisters = 7;"),
         ("four", "constexpr int kSharedTwo = 100 * 1024;"),
+        ("five", "constexpr int kSharedAlone = 200 * 1024;"),
         ("two", "extern __shared__ char shared[];  // how much, nobody knows"),
         ("three", "__shared__ float part[32];"),
     ):
@@ -91,6 +154,7 @@ def test_shared_memory_of_launchers_is_read_from_the_templates(tmp_path):
     assert (
         found["one"] == 112 * 1024
         and found["four"] == 100 * 1024
+        and found["five"] == 200 * 1024
         and found["two"] > check_cuda.MAX_SHARED
         and "three" not in found
     )
@@ -104,7 +168,10 @@ KERNELS = """
 #endif
 #define FETCH(to, from) asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" \\
   : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w) : "l"(from) : "memory")
+#define BOX(map) asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes" \\
+  " [%0], [%1, {%2, %2}], [%0];" :: "r"(0), "l"(&map), "r"(0) : "memory")
 #define KERNEL __global__ void __launch_bounds__(256, 2)
+struct Map { alignas(64) long words[16]; };
 namespace lowbit::decode {
 KERNEL good(const uint4* w, const uint4* x, uint4* y) {
   uint4 a, b;
@@ -128,6 +195,22 @@ KERNEL leaves_early(const uint4* w, const uint4* x, uint4* y, int n) {
   y[threadIdx.x] = {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w};
 }
 }
+namespace lowbit::gemm_sm90 {
+template <int Tokens> struct Tile {};
+template <class Tile, bool Late>
+__global__ void __maxnreg__(88) multiply(const __grid_constant__ Map w, const __grid_constant__ Map x, float* parts) {
+#if __CUDA_ARCH__ >= 900
+  if (!Late) BOX(w);
+  WAIT;
+  if (Late) BOX(w);
+  BOX(x);
+  parts[threadIdx.x] = 1;
+#endif
+}
+using Out = float*;
+template __global__ void multiply<Tile<8>, false>(const __grid_constant__ Map, const __grid_constant__ Map, Out);
+template __global__ void multiply<Tile<16>, true>(const __grid_constant__ Map, const __grid_constant__ Map, Out);
+}
 namespace lowbit::dequant {
 KERNEL stacked(float* y, int n) {
   float part[512];
@@ -147,12 +230,16 @@ def test_real_machine_code_is_read_right(tmp_path):
     command = ["nvcc", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-gencode=arch=compute_80,code=sm_80"]
     subprocess.run([*command, "--compress-mode=size", "-c", tmp_path / "k.cu", "-o", target], check=True)
     count, found = check_cuda.problems(target, check_cuda.find_cuobjdump())
-    assert count == 10
+    assert count == 14
 
-    def about(arch: str, name: str) -> str:
-        return "; ".join(s.split(": ", 1)[1] for s in found if f"sm_{arch}:" in s and f"{len(name)}{name}E" in s)
+    def about(arch: str, name: str, plain: bool = False) -> str:
+        mangled = name if plain else f"{len(name)}{name}E"
+        return "; ".join(s.split(": ", 1)[1] for s in found if f"sm_{arch}:" in s and mangled in s)
 
     assert about("90a", "good") == about("80", "good") == about("80", "late_weights") == ""
+    assert about("90a", "8multiplyINS0_4TileILi8EEELb0", plain=True) == ""
+    assert "nothing above the wait" in about("90a", "8multiplyINS0_4TileILi16EEELb1", plain=True)
+    assert about("80", "8multiply", plain=True) == ""
     for words in ("fetches nothing above the wait", "CONSTANT"):
         assert words in about("90a", "late_weights")
     assert "has EXIT above the wait" in about("90a", "leaves_early")

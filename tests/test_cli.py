@@ -13,6 +13,7 @@ from lowbit import extension
 from lowbit.cli import COMMANDS, main
 from lowbit.commands import selftest as module
 from lowbit.commands import selftest_cuda
+from lowbit.commands.info import _cuda_kernels as cuda_kernels
 
 ROOT = Path(lowbit.__file__).parents[1]
 
@@ -125,3 +126,36 @@ def test_selftest_counts_cuda_kernels_right_and_wrong(monkeypatch):
     monkeypatch.setattr(selftest_cuda, "check", lambda rows: zip(rows, (None, "got 2"), strict=True))
     summary = lowbit.selftest()
     assert (summary.passed, summary.failures, summary.without_cuda) == (1, ["w4a16_decode_n2: got 2"], "")
+
+
+def tile(family: str, tokens: int) -> dict:
+    name = f"w4a16_{family}_n{tokens}"
+    return {"name": name, "family": family, "weight": "int4", "act": "float16", "tokens": tokens}
+
+
+TILES = [tile("decode", 4), tile("gemm_sm90", 8), tile("gemm_sm90", 16), tile("gemm_sm90", 32)]
+
+
+@pytest.mark.parametrize("capability, count", [((8, 0), 1), ((9, 0), 4), ((10, 0), 3), ((12, 0), 1)])
+def test_selftest_leaves_out_kernels_for_another_gpu(monkeypatch, capability, count):
+    monkeypatch.setattr(extension, "manifest", lambda family=None: TILES)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(selftest_cuda, "why_not_here", lambda: None)
+    monkeypatch.setattr(selftest_cuda, "check", lambda rows: [(row, None) for row in rows])
+    summary = lowbit.selftest()
+    assert (summary.passed, summary.not_usable) == (count, 4 - count)
+    assert count == 4 or f"({4 - count} kernels need another processor)" in str(summary)
+
+
+def test_info_names_the_tiles_that_a_gpu_runs(monkeypatch):
+    rows = [*TILES, {"name": "w4a16_dequant_rows", "family": "dequant", "weight": "int4", "act": "float16"}]
+    monkeypatch.setattr(extension, "manifest", lambda family=None: rows)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    for device, scale_type, expected in (
+        ("cuda", "float16", "decode in tiles of up to 4 rows of x, gemm_sm90 in tiles of up to 16 rows of x, dequant"),
+        ("cpu", "float16", "decode in tiles of up to 4 rows of x, gemm_sm90 in tiles of up to 32 rows of x, dequant"),
+        ("cuda", "float32", "dequant"),
+    ):
+        scheme = lowbit.scheme.Scheme.make("int4", scale_type=scale_type)
+        assert cuda_kernels(scheme, "float16", torch.device(device)) == expected
+    assert cuda_kernels(scheme, "float32", torch.device("cpu")) == ""

@@ -24,7 +24,7 @@ KERNEL = re.compile(
 )
 LAUNCHER = re.compile(
     r'extern "C" int (\w+)\(const lowbit::(\w+)& args, const lowbit::Launch& launch\) \{\s+'
-    r"return lowbit::(\w+)::launch<lowbit::(Int|Float)<([\d, ]+)>, (\w+)(?:, lowbit::decode::Tile<(\d+)>)?>"
+    r"return lowbit::(\w+)::launch<lowbit::(Int|Float)<([\d, ]+)>, (\w+)(?:, lowbit::(\w+)::Tile<(\d+)>)?>"
     r"\(args, launch, \{(\d+)\.0f, (\d+)\.0f\}\);"
 )
 BYTE_FORM = re.compile(r"ByteForm\{(\d+), (\d+)\}")
@@ -91,7 +91,8 @@ def test_every_legal_combination_is_in_manifest_registry_and_one_unit(out):
 def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
     kernels = listed(out, "cuda")
     floats = [a.name for a in ACT_TYPES if not a.on_the_fly]
-    expected = {("decode", w.name, a, t) for w in WEIGHT_TYPES for a in floats[1:] for t in (1, 2, 4, 8, 16)}
+    tiles = [("decode", t) for t in (1, 2, 4)] + [("gemm_sm90", t) for t in (8, 16, 32, 64, 128)]
+    expected = {(f, w.name, a, t) for w in WEIGHT_TYPES for a in floats[1:] for f, t in tiles}
     expected |= {("dequant", w.name, a, None) for w in WEIGHT_TYPES for a in floats}
     keys = ("family", "weight", "act", "tokens")
     assert {tuple(map(kernel.get, keys)) for kernel in kernels} == expected
@@ -104,9 +105,10 @@ def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
         lines.append(f"LOWBIT_{kernel['family'].upper()}({kernel['name']}, {', '.join(map(str, numbers))})")
     assert (out / "cuda_registry.inc").read_text().splitlines()[1:] == lines
     units = {kernel["name"]: kernel["unit"] for kernel in kernels}
-    # For each type of x: a unit per C++ type for decode, one per width for dequant.
-    assert len(set(units.values())) == 18 * 2 + 8 * 3
-    assert units["w4a16_decode_n1"] == units["wu4a16_decode_n16"] != units["wf4e2m1a16_decode_n1"]
+    # For each type of x: a unit per C++ type for each family of products, one per width for dequant.
+    assert len(set(units.values())) == 18 * 2 * 2 + 8 * 3
+    assert units["w4a16_decode_n1"] == units["wu4a16_decode_n4"] != units["wf4e2m1a16_decode_n1"]
+    assert units["w4a16_gemm_sm90_n8"] == units["wu4a16_gemm_sm90_n128"] != units["w4a16_decode_n4"]
 
 
 def test_what_a_launcher_says_of_a_type_gives_back_its_values(out):
@@ -115,13 +117,13 @@ def test_what_a_launcher_says_of_a_type_gives_back_its_values(out):
     floats = {"float": "float32", "__half": "float16", "__nv_bfloat16": "bfloat16"}
     seen = []
     for unit in out.glob("*.cu"):
-        for name, args, family, kind, numbers, act, tokens, step, offset in LAUNCHER.findall(unit.read_text()):
+        for name, args, family, kind, numbers, act, tile, tokens, step, offset in LAUNCHER.findall(unit.read_text()):
             kernel = kernels[name]
             weight, numbers = weights[kernel["weight"]], [int(n) for n in numbers.split(",")]
             seen.append(name)
             assert (family, floats[act], unit.name) == (kernel["family"], kernel["act"], kernel["unit"])
-            assert args == {"decode": "MatmulArgs", "dequant": "DequantArgs"}[family]
-            assert tokens == str(kernel.get("tokens", ""))
+            assert args == ("DequantArgs" if family == "dequant" else "MatmulArgs")
+            assert (tile, tokens) == ((family, str(kernel["tokens"])) if "tokens" in kernel else ("", ""))
             if kind == "Float":
                 assert weight.name == f"float{1 + sum(numbers)}_e{numbers[0]}m{numbers[1]}"
             else:

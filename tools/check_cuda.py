@@ -2,11 +2,12 @@
 
     python -m tools.check_cuda [build/obj/cuda/decode_4_a16.cu.o ...] [lowbit/lib/liblowbit_cuda.so]
 
-Of every kernel: no spill and no stack frame; registers and shared memory of a block leave room for a second one on a
-multiprocessor, or never do (ALONE). Of those that may start before their predecessor ends (namespace lowbit::decode,
-compute capability 9.0 and newer; CONTRIBUTING.md has the rules): weights are fetched above the wait and x below it,
-nothing is written and no thread leaves above it, and no load goes through the read-only path, which the assembler moves
-below the wait. Of all others: they never let the next kernel start early. The order is that of the listing.
+Of every kernel: no spill, no stack frame and no wgmma that waits for the one before; registers and shared memory of a
+block leave room for a second one on a multiprocessor, or never do (ALONE). Of those that may start before their
+predecessor ends (OVERLAPS, compute capability 9.0 and newer; CONTRIBUTING.md has the rules): weights are fetched above
+the wait and x below it, nothing is written and no thread leaves above it, and no load goes through the read-only path,
+which the assembler moves below the wait. Of all others: they never let the next kernel start early. The order is that
+of the listing. A kernel may be empty for a target that it never runs on (RUNS_ON).
 
 Without arguments it checks all objects of the last build. Prints one line a broken rule; exits with 1 if there is one.
 """
@@ -20,6 +21,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib.util import find_spec
 from math import prod
 from os import cpu_count
@@ -29,15 +31,35 @@ from .build_graph import GEN, ROOT, object_of
 
 MAX_REGISTERS = 32 * 1024
 MAX_SHARED = 114 * 1024  # with the 1024 bytes that the system takes of each block
-#: Kernels that have a multiprocessor to themselves: their mangled names, and what the templates call the shared memory
-#: that they ask for.
+ALONE_SHARED = 228 * 1024  # of a multiprocessor
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Kernels that have a multiprocessor to themselves: what the templates call the shared memory that they ask for,
+    and what a block may have at most."""
+
+    shared: str
+    threads: int
+    registers: int
+
+
+#: By mangled name.
 ALONE = {
-    re.compile("_ZN6lowbit6decode6phases"): "kSharedAlone",
-    re.compile("_ZN6lowbit6decode8resident.*KindE1E"): "kSharedWhole",
+    re.compile("_ZN6lowbit6decode8resident.*KindE1E"): Alone("kSharedWhole", 512, 128),
+    re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(8|16)E"): Alone("kSharedAlone", 640, 88),
+    re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(32|64|128)E"): Alone("kSharedAlone", 384, 168),
 }
-ALONE_THREADS, ALONE_REGISTERS, ALONE_SHARED = 512, 64 * 1024, 228 * 1024
-ADDS = "_ZN6lowbit6decode9add_parts"  # kernels that read no weight
-OVERLAPS = "_ZN6lowbit6decode"  # mangled names of kernels that are launched with the programmatic attribute
+#: Mangled names of kernels that are launched with the programmatic attribute; of those that bring weights and x as
+#: boxes of tensors; of those that read no weight and have no dynamic shared memory.
+OVERLAPS = ("_ZN6lowbit6decode", "_ZN6lowbit9gemm_sm90")
+BOXES = "_ZN6lowbit9gemm_sm908multiply"
+ADDS = "_ZN6lowbit9gemm_sm909add_parts"
+#: Targets such as "90a" that kernels run on, where those are not all.
+RUNS_ON = {
+    re.compile(BOXES + ".*TileILi(8|16)E"): re.compile(r"(9|10|11)\d[af]?"),
+    re.compile(BOXES + ".*TileILi(32|64|128)E"): re.compile("90a"),
+}
 
 _USAGE = re.compile(r"^ Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", re.MULTILINE)
 _THREADS = re.compile(
@@ -47,7 +69,9 @@ _SPILLS = re.compile(r"Function properties for (\S+)\s+.*?, (\d+) bytes spill st
 _CODE = re.compile(r"^\s+Function : (\S+)$", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", re.MULTILINE)
 _SPACE = re.compile(r"^namespace lowbit::(\w+) \{", re.MULTILINE)
-_SHARED = re.compile(r"\bkShared(?:Bytes|Two) = ([\d* ]+)[,;]")
+_SHARED = re.compile(r"\bkShared(?:Bytes|Two|Alone) = ([\d* ]+)[,;]")
+_SERIAL = re.compile(r"\(C\d+\) Potential Performance Loss: (wgmma.*? serialized.*?) in (?:the )?function '([^']+)'")
+_NOTHING = {"LDC", "MOV", "EXIT", "BRA", "NOP"}  # instructions of an empty kernel
 
 
 def find_cuobjdump() -> str | None:
@@ -65,7 +89,7 @@ def order_problems(name: str, code: list[str]) -> Iterator[str]:
     starts_next, waits = "PREEXIT" in code, code.count("ACQBULK")
     if not name.startswith(OVERLAPS):
         if starts_next:
-            yield "lets the next kernel start early, expected only of family decode"
+            yield "lets the next kernel start early, expected only of families decode and gemm_sm90"
         return
     if waits != 1:
         yield f"waits {waits} times for the kernel before, expected once (griddepcontrol.wait)"
@@ -74,16 +98,29 @@ def order_problems(name: str, code: list[str]) -> Iterator[str]:
     above, below = (
         [c for c in half if c.startswith(("LDG", "UBLKCP", "UTMALDG"))] for half in (code[:wait], code[wait:])
     )
-    if not above and not name.startswith(ADDS):
-        yield "fetches nothing above the wait, expected its weights there"
-    if not any(c.startswith("LDG") for c in below):
-        yield "fetches nothing below the wait, expected x there"
+    box = "UTMALDG" if name.startswith(BOXES) else ""
+    if not any(c.startswith(box) for c in above) and not name.startswith(ADDS):
+        yield f"fetches nothing above the wait, expected its weights there{box and ', by UTMALDG'}"
+    if not any(c.startswith(box or "LDG") for c in below):
+        yield f"fetches nothing below the wait, expected x there{box and ', by UTMALDG'}"
     for c in dict.fromkeys(code[:wait]):
-        if c.startswith(("STG", "ST.", "RED", "ATOM", "UBLKRED", "UTMASTG")) or c == "EXIT":
+        if c.startswith(("STG", "ST.", "RED", "ATOM", "UBLKRED", "UTMASTG", "UTMAREDG")) or c == "EXIT":
             yield f"has {c} above the wait, expected neither writes nor exits there"
     for c in dict.fromkeys(above + below):
         if "CONSTANT" in c:
             yield f"has {c}, expected no load through the read-only path (ld.global.nc, __ldg)"
+
+
+def code_problems(name: str, arch: str, code: list[str]) -> Iterator[str]:
+    """Broken rules of a kernel's instructions for a target such as "90a"."""
+    targets = next((targets for names, targets in RUNS_ON.items() if names.match(name)), None)
+    if targets and not targets.fullmatch(arch):
+        if not set(code) <= _NOTHING:
+            yield "has code, expected none for a target that it never runs on"
+    elif targets and set(code) <= _NOTHING:
+        yield "has no code"
+    elif int(arch.rstrip("af")) >= 90:
+        yield from order_problems(name, code)
 
 
 def usage_problems(registers: int, stack: int, shared: int, threads: int | None) -> Iterator[str]:
@@ -99,18 +136,23 @@ def usage_problems(registers: int, stack: int, shared: int, threads: int | None)
         yield f"takes {shared} bytes of shared memory a block, expected at most {MAX_SHARED}"
 
 
-def alone_problems(registers: int, stack: int, shared: int) -> Iterator[str]:
-    """The same of a kernel that has a multiprocessor to itself; its bounds are registers, not threads."""
+def alone_problems(registers: int, stack: int, shared: int, bounds: Alone) -> Iterator[str]:
+    """The same of a kernel that has a multiprocessor to itself; what bounds it are registers, not threads."""
     if stack:
         yield f"has a stack frame of {stack} bytes, expected none"
-    taken = -(-registers // 8) * 8 * ALONE_THREADS
-    if taken > ALONE_REGISTERS:
-        yield (
-            f"takes {taken} registers a block ({registers} x {ALONE_THREADS} threads), "
-            f"expected at most {ALONE_REGISTERS}"
-        )
+    if registers > bounds.registers:
+        yield f"takes {registers} registers a thread, expected at most {bounds.registers} ({bounds.threads} threads)"
     if not MAX_SHARED < shared <= ALONE_SHARED:
         yield f"takes {shared} bytes of shared memory a block, expected more than {MAX_SHARED}, at most {ALONE_SHARED}"
+
+
+def log_problems(log: str) -> Iterator[tuple[str, str]]:
+    """(kernel, broken rule) of what ptxas said when it compiled a file."""
+    for name, stores, loads in _SPILLS.findall(log):
+        if int(stores) or int(loads):
+            yield name, f"spills, {stores} bytes of stores and {loads} of loads"
+    for why, name in _SERIAL.findall(log):
+        yield name, f"loses time: {why}"
 
 
 def constant(name: str, folder: Path = ROOT / "csrc/templates") -> int:
@@ -121,7 +163,7 @@ def constant(name: str, folder: Path = ROOT / "csrc/templates") -> int:
 
 
 def dynamic_shared(folder: Path = ROOT / "csrc/templates") -> dict[str, int]:
-    """The most shared memory that launchers ask for, per namespace of the templates: their kSharedBytes."""
+    """The most shared memory that launchers ask for, per namespace of the templates, by the names it has there."""
     found, asked = {}, set()
     for text in (path.read_text() for path in sorted(folder.rglob("*.cuh"))):
         sizes = [prod(map(int, product.split("*"))) for product in _SHARED.findall(text)]
@@ -157,25 +199,24 @@ def problems(path: Path, cuobjdump: str) -> tuple[int, list[str]]:
                 threads[name] = prod(int(size, 16) for size in sizes)
         for name, registers, stack, shared, local in _USAGE.findall(usage):
             count += 1
-            if alone := [size for names, size in ALONE.items() if names.match(name)]:
-                taken = int(shared) + constant(alone[0])
-                report(arch, name, alone_problems(int(registers), int(stack) + int(local), taken))
+            if bounds := next((bounds for names, bounds in ALONE.items() if names.match(name)), None):
+                taken = int(shared) + constant(bounds.shared)
+                report(arch, name, alone_problems(int(registers), int(stack) + int(local), taken, bounds))
                 continue
             asked = max((n for space, n in dynamic.items() if f"6lowbit{len(space)}{space}" in name), default=0)
+            asked = 0 if name.startswith(ADDS) else asked
             report(
                 arch,
                 name,
                 usage_problems(int(registers), int(stack) + int(local), int(shared) + asked, threads.get(name)),
             )
     for arch, listing in dump("-sass"):
-        if int(arch.rstrip("af")) >= 90:
-            parts = _CODE.split(listing)
-            for name, text in zip(parts[1::2], parts[2::2]):
-                report(arch, name, order_problems(name, _INSTRUCTION.findall(text)))
+        parts = _CODE.split(listing)
+        for name, text in zip(parts[1::2], parts[2::2]):
+            report(arch, name, code_problems(name, arch, _INSTRUCTION.findall(text)))
     log = path.with_name(f"{path.name}.log")
-    for name, stores, loads in _SPILLS.findall(log.read_text()) if log.is_file() else []:
-        if int(stores) or int(loads):
-            found.append(f"{path.name}: {name} spills, {stores} bytes of stores and {loads} of loads")
+    if log.is_file():
+        found.extend(f"{path.name}: {name} {sentence}" for name, sentence in log_problems(log.read_text()))
     return count, found
 
 

@@ -19,7 +19,7 @@ PEERS = {
 def collect(types, acts, group, zeros, tiles, peers) -> tuple[list[Side], dict[str, str]]:
     """Every side in the order it is timed, and why for each peer that is left out.
 
-    types: lowbit's weight types; acts: types of x; tiles: decode kernels to force, or [None] for lowbit's own choice.
+    types: lowbit's weight types; acts: types of x; tiles: kernels to force, or [None] for lowbit's own choice.
     Raises SchemeError for a weight type that does not exist, KeyError for such a peer.
     """
     sides, skipped = [], {}

@@ -1,4 +1,4 @@
-"""lowbit itself: a weight type, and, if asked for, one of its decode kernels by force."""
+"""lowbit itself: a weight type, and, if asked for, one of its kernels by force."""
 
 from __future__ import annotations
 
@@ -60,8 +60,6 @@ class LowbitSide(Side):
         from lowbit import extension
 
         for row in extension.manifest():
-            if (row["weight"], row["act"]) == (self.dtype, self.act) and row["name"].endswith(
-                f"_decode_{self.variant}"
-            ):
+            if (row["weight"], row["act"]) == (self.dtype, self.act) and row["name"].endswith(f"_{self.variant}"):
                 return row["name"]
         raise Unavailable(f"this build has no kernel for {self.dtype}, {self.act} and tile {self.variant}")

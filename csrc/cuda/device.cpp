@@ -22,10 +22,11 @@ struct Driver {
   int (*set_context)(void*);
 };
 
-void* driver_function(const char* name) {
+// `version`: of the CUDA driver interface that the function came with.
+void* driver_function(const char* name, int version = 4000) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  check(cudaGetDriverEntryPointByVersion(name, &function, 4000, cudaEnableDefault, &found), name);
+  check(cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found), name);
   STD_TORCH_CHECK(function != nullptr, "the CUDA driver has no function ", name);
   return function;
 }
@@ -108,6 +109,11 @@ int compute_capability(int device) {
   static std::array<std::atomic<int>, kMaxDevices> major{}, minor{};
   return 10 * attribute(cudaDevAttrComputeCapabilityMajor, device, major) +
          attribute(cudaDevAttrComputeCapabilityMinor, device, minor);
+}
+
+void* tensor_map_encoder() {
+  static void* const function = driver_function("cuTensorMapEncodeTiled", 12000);
+  return function;
 }
 
 void check(int cuda_error, const char* what) {

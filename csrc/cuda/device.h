@@ -14,6 +14,8 @@ using Clusters = std::array<int, 4>;
 Clusters most_clusters(int device);
 // 90 for compute capability 9.0.
 int compute_capability(int device);
+// The driver's cuTensorMapEncodeTiled.
+void* tensor_map_encoder();
 
 // Raises when a CUDA call or a launcher did not return 0; `what` names the work: "packing the weight".
 void check(int cuda_error, const char* what);

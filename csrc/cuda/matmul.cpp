@@ -1,8 +1,8 @@
 // The ops matmul_out and dequantize_out for CUDA: tensors to checked arguments, and the kernel for them.
 //
-// A few rows of fp16 or bf16 go to family decode, to the smallest tile that holds them; everything else, and what no
-// tile holds, to family dequant and torch's own product. All of it is one op, so that a graph with a free batch size
-// has one node.
+// Rows of fp16 or bf16 go to the kernel of families decode and gemm_sm90 with the smallest tile that holds them; many
+// rows, everything else, and what no tile holds, to family dequant and torch's own product. All of it is one op, so
+// that a graph with a free batch size has one node.
 #include "matmul.h"
 
 #include <algorithm>
@@ -19,10 +19,14 @@
 namespace lowbit::cuda {
 namespace {
 
-constexpr std::array<int, 5> kTokens = {1, 2, 4, 8, 16};  // of the tiles of decode
+constexpr std::array<int, 8> kTokens = {1, 2, 4, 8, 16, 32, 64, 128};  // of tiles
+constexpr int64_t kFewest = 4;     // tokens of the largest tile that runs everywhere
+constexpr int64_t kMostParts = 4;  // tiles of them that are faster than expanding the weight
+// Rows of x up to which several of the largest tile are faster than expanding the weight.
+constexpr int64_t kMostTokens = 256;
 
 // What lowbit_cuda_force chose: at most one of them.
-std::atomic<const DecodeRow*> forced_decode{nullptr};
+std::atomic<const ProductRow*> forced_product{nullptr};
 std::atomic<const DequantRow*> forced_dequant{nullptr};
 
 // Memory that kernels of one op ask for; the tensors live as long as this does.
@@ -39,23 +43,26 @@ struct Scratch {
 
 Launch launch_on(int device, Scratch& scratch) {
   const Clusters most = most_clusters(device);
+  const int capability = compute_capability(device);
   return {device,
+          capability,
           current_stream(device),
           {most[0], most[1], most[2], most[3]},
-          compute_capability(device) >= 90,
+          capability >= 90,
           Scratch::take,
-          &scratch};
+          &scratch,
+          capability >= 90 ? tensor_map_encoder() : nullptr};
 }
 
 bool aligned(const Input& x) {
   return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && (x.m == 1 || x.row_stride % 8 == 0);
 }
 
-// The decode kernel of this build with the smallest tile for at least so many tokens, or null.
-const DecodeRow* smallest_tile(int weight, int act, int64_t least) {
+// The kernel of this build with the smallest tile for at least so many tokens, or null.
+const ProductRow* smallest_tile(int weight, int act, int64_t least) {
   for (const int tokens : kTokens)
     if (tokens >= least)
-      if (const DecodeRow* row = find_decode(weight, act, tokens)) return row;
+      if (const ProductRow* row = find_product(weight, act, tokens)) return row;
   return nullptr;
 }
 
@@ -64,19 +71,21 @@ bool is_of(const Row* row, int weight, int act) {
   return row && row->weight == weight && row->act == act;
 }
 
-// Runs the decode kernel with the smallest tile that holds the product; false, and nothing was launched, if none does.
-// Why a larger tile may hold what a smaller one does not: it keeps less of the weight in flight.
+// Runs the kernel with the smallest tile that holds the product; false, and nothing was launched, if none does.
+// Why a larger tile may hold what a smaller one does not: of large ones, x passes by.
 bool run_tile(const MatmulArgs& args, int weight, int act, const Launch& launch) {
-  for (auto* row = smallest_tile(weight, act, args.x.m); row; row = smallest_tile(weight, act, row->tokens + 1))
+  const int64_t least = std::min<int64_t>(args.x.m, kTokens.back());
+  for (auto* row = smallest_tile(weight, act, least); row; row = smallest_tile(weight, act, row->tokens + 1))
     if (!refused(row->run(args, launch), row->name)) return true;
   return false;
 }
 
-// The same some rows at a time, when x of all of them does not fit: the weight is read several times, which costs less
+// The same some rows at a time, where no tile holds all of them: the weight is read several times, which costs less
 // than expanding it.
 bool run_tile_in_parts(const MatmulArgs& whole, int weight, int act, const Launch& launch) {
   constexpr int64_t kWidth = 2;  // bytes of a value
-  for (int64_t part = kTokens.back() / 2; part; part /= 2) {
+  if (whole.x.m > kMostParts * kFewest) return false;
+  for (int64_t part = kFewest; part; part /= 2) {
     if (whole.x.m <= part) continue;
     MatmulArgs args = whole;
     args.x.m = part;
@@ -92,19 +101,21 @@ bool run_tile_in_parts(const MatmulArgs& whole, int weight, int act, const Launc
   return false;
 }
 
-// Runs decode kernels, if some hold the product; else nothing was launched, and args may name a copy of x instead of x.
-bool run_decode(MatmulArgs& args, int weight, int act, const Launch& launch, const Tensor& x,
-                std::optional<Tensor>& copy) {
+// Runs kernels that hold the product, if there are; else nothing was launched, and args may name a copy of x instead.
+bool run_tiles(MatmulArgs& args, int weight, int act, const Launch& launch, const Tensor& x,
+               std::optional<Tensor>& copy) {
   if (is_of(forced_dequant.load(std::memory_order_relaxed), weight, act)) return false;
-  const DecodeRow* forced = forced_decode.load(std::memory_order_relaxed);
+  const ProductRow* forced = forced_product.load(std::memory_order_relaxed);
   if (!is_of(forced, weight, act) || args.x.m > forced->tokens) forced = nullptr;
-  if (!forced && (args.w.scale_type == ScaleType::kFloat32 || !smallest_tile(weight, act, args.x.m))) return false;
+  const int64_t most = launch.capability == 90 ? kMostTokens : kMostParts * kFewest;
+  if (!forced && (args.w.scale_type == ScaleType::kFloat32 || args.x.m > most || !smallest_tile(weight, act, 1)))
+    return false;
 
   if (!aligned(args.x)) copy = align_rows(args.x, args.w.k, launch.device, x);
   if (!forced) return run_tile(args, weight, act, launch) || run_tile_in_parts(args, weight, act, launch);
   STD_TORCH_CHECK(!refused(forced->run(args, launch), forced->name), forced->name,
                   " was forced and can't hold a product with M ", args.x.m, ", N ", args.w.n, ", K ", args.w.k,
-                  ": x must fit into shared memory, and scales must have 16 bits");
+                  " on this device: x of family decode must fit into shared memory, scales must have 16 bits");
   return true;
 }
 
@@ -143,7 +154,7 @@ void matmul_out(const Tensor& x, const Tensor& codes, const Tensor& scales, cons
   Scratch scratch{device, {}};
   const Launch launch = launch_on(device, scratch);
   std::optional<Tensor> copy;
-  if (run_decode(args, static_cast<int>(weight), static_cast<int>(act), launch, x, copy)) return;
+  if (run_tiles(args, static_cast<int>(weight), static_cast<int>(act), launch, x, copy)) return;
   multiply_expanded(args, dequant_kernel(weight, args.x.type), launch, out, bias);
 }
 
@@ -166,19 +177,19 @@ void dequantize_out(const Tensor& codes, const Tensor& scales, const std::option
 
 int lowbit_cuda_force(const char* name) {
   using namespace lowbit::cuda;
-  const DecodeRow* decode = nullptr;
+  const ProductRow* product = nullptr;
   const DequantRow* dequant = nullptr;
   for (int weight = 0; name && weight < lowbit::kWeightTypes; ++weight)
     for (int act = 0; act < lowbit::kActTypes; ++act) {
       const DequantRow* row = find_dequant(weight, act);
       if (row && std::string_view(row->name) == name) dequant = row;
       for (const int tokens : kTokens) {
-        const DecodeRow* found = find_decode(weight, act, tokens);
-        if (found && std::string_view(found->name) == name) decode = found;
+        const ProductRow* found = find_product(weight, act, tokens);
+        if (found && std::string_view(found->name) == name) product = found;
       }
     }
-  if (name && !decode && !dequant) return 1;
-  forced_decode = decode;
+  if (name && !product && !dequant) return 1;
+  forced_product = product;
   forced_dequant = dequant;
   return 0;
 }

@@ -8,6 +8,7 @@
 #include "types.inc"
 
 #define LOWBIT_DECODE(name, weight, act, tokens) extern "C" int name(const lowbit::MatmulArgs&, const lowbit::Launch&);
+#define LOWBIT_GEMM_SM90 LOWBIT_DECODE  // all rows of products are alike
 #define LOWBIT_DEQUANT(name, weight, act) extern "C" int name(const lowbit::DequantArgs&, const lowbit::Launch&);
 #include "cuda_registry.inc"
 #undef LOWBIT_DECODE
@@ -17,8 +18,8 @@ namespace lowbit::cuda {
 namespace {
 
 // Why vectors: a build may have no kernel of a family, and an array may not be empty.
-const std::vector<DecodeRow>& decode_rows() {
-  static const std::vector<DecodeRow> rows = {
+const std::vector<ProductRow>& product_rows() {
+  static const std::vector<ProductRow> rows = {
 #define LOWBIT_DECODE(name, weight, act, tokens) {#name, weight, act, tokens, &::name},
 #define LOWBIT_DEQUANT(name, weight, act)
 #include "cuda_registry.inc"
@@ -39,7 +40,7 @@ const std::vector<DequantRow>& dequant_rows() {
   return rows;
 }
 
-// The rows of each pair of types: one for dequant, one a tile for decode.
+// The rows of each pair of types: one for dequant, one a tile for products.
 template <class Row>
 using Table = std::array<std::array<std::vector<const Row*>, kActTypes>, kWeightTypes>;
 
@@ -54,10 +55,10 @@ bool in_range(int weight, int act) { return weight >= 0 && weight < kWeightTypes
 
 }  // namespace
 
-const DecodeRow* find_decode(int weight, int act, int tokens) {
-  static const auto* table = make_table(decode_rows());
+const ProductRow* find_product(int weight, int act, int tokens) {
+  static const auto* table = make_table(product_rows());
   if (!in_range(weight, act)) return nullptr;
-  for (const DecodeRow* row : (*table)[weight][act])
+  for (const ProductRow* row : (*table)[weight][act])
     if (row->tokens == tokens) return row;
   return nullptr;
 }
@@ -73,7 +74,7 @@ const DequantRow* find_dequant(int weight, int act) {
 extern "C" const char* lowbit_cuda_kernel_rows() {
   static const std::string names = [] {
     std::string text;
-    for (const auto& row : lowbit::cuda::decode_rows()) text += row.name + std::string("\n");
+    for (const auto& row : lowbit::cuda::product_rows()) text += row.name + std::string("\n");
     for (const auto& row : lowbit::cuda::dequant_rows()) text += row.name + std::string("\n");
     return text;
   }();

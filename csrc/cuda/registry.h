@@ -5,11 +5,12 @@
 namespace lowbit::cuda {
 
 // weight, act: indices into WEIGHT_TYPES and ACT_TYPES of lowbit/dtypes.py.
-struct DecodeRow {
+// A kernel of family decode or gemm_sm90.
+struct ProductRow {
   const char* name;
   int weight, act;
-  int tokens;  // x may have that many rows
-  DecodeFn run;
+  int tokens;  // rows of x in a tile
+  ProductFn run;
 };
 
 struct DequantRow {
@@ -19,7 +20,7 @@ struct DequantRow {
 };
 
 // Null when this build has no such kernel, or when an index is out of range. Table look-ups.
-const DecodeRow* find_decode(int weight, int act, int tokens);
+const ProductRow* find_product(int weight, int act, int tokens);
 const DequantRow* find_dequant(int weight, int act);
 
 }  // namespace lowbit::cuda

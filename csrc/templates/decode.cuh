@@ -1,21 +1,15 @@
-// Family `decode`: y = x * W^T for up to 16 tokens, bound by reading W once.
+// Family `decode`: y = x * W^T for up to 4 tokens, bound by reading W once.
 //
 //   W  packed codes in layout nvidia, 16-bit scales and zeros [N/16][G][16] (lowbit/pack/layout.py)
 //   x  fp16 or bf16 [m, k], rows 16-byte aligned;  y  [m, n] of the same type;  fp32 sums
 //
 // A warp multiplies row tiles of W, 16 rows each, by x, 128 k at a time (a step); its codes come through a ring of its
-// own in shared memory. Three kernels share that:
+// own in shared memory, and x of the block stays there (decode/resident.cuh). There are two workers: integers times x
+// as 8-bit digits (byte_worker.cuh), and floats and scales finer than 128 k times x in its own type (chunk_worker.cuh).
+// Weights do not depend on the kernel before: the first of them are fetched before griddepcontrol.wait.
 //
-//   resident    decode/resident.cuh  few tokens: a block keeps its part of x
-//   phases      decode/phases.cuh    5 to 16 tokens: x passes by, sums of parts of K go to memory
-//   add_parts   decode/phases.cuh    y from these sums
-//
-// and three workers: integers times x as 8-bit digits (byte_worker.cuh), times x in its own type (stage_worker.cuh),
-// floats and scales finer than 128 k (chunk_worker.cuh). Weights do not depend on the kernel before: the first of them
-// are fetched before griddepcontrol.wait.
-//
-// Blocks of resident take half of a multiprocessor, so that the next launch starts early beside them, or all of it,
-// where twice as many warps are worth more than that.
+// Blocks take half of a multiprocessor, so that the next launch starts early beside them, or all of it, where twice as
+// many warps are worth more than that.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -24,7 +18,6 @@
 #include <cstdint>
 
 #include "../args.h"
-#include "decode/phases.cuh"
 #include "decode/resident.cuh"
 #include "decode/shape.cuh"
 #include "decode/spread.cuh"
@@ -64,15 +57,14 @@ inline cudaError_t start(void (*function)(Problem), const Problem& p, int grid, 
   return cudaLaunchKernelEx(&config, function, p);
 }
 
-// Whether `resident` is built: up to 4 tokens, and 8 of those that multiply as bytes.
-template <class Weight, class Tile, bool Fine>
-constexpr bool kResident =
-    Tile::kTokens <= 4 ? Tile::kKind == Kind::kHalf || !Fine : Tile::kTokens == 8 && !Fine && !Weight::kFloat;
+// Whether a kernel is built. Why no larger blocks for scales finer than 128 k: they were no faster.
+template <class Tile, bool Fine>
+constexpr bool kBuilt = Tile::kKind == Kind::kHalf || !Fine;
 
-// The kernel whose blocks keep x; cudaErrorInvalidValue when it does not fit.
+// Launches one kernel; cudaErrorInvalidValue when its blocks can't hold x, or it is not built.
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 inline int launch_resident(Problem p, const Launch& launch) {
-  if constexpr (kResident<Weight, Tile, Fine>) {
+  if constexpr (kBuilt<Tile, Fine>) {
     static std::atomic<uint64_t> prepared{0};
     const auto function = resident<Weight, Act, Tile, Fine, Zeros>;
     if (!spread<Weight, Act, Tile, Fine, Zeros>(p, launch)) return cudaErrorInvalidValue;
@@ -84,29 +76,12 @@ inline int launch_resident(Problem p, const Launch& launch) {
   return cudaErrorInvalidValue;
 }
 
-// The two kernels for many tokens.
-template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-inline int launch_many(Problem p, const Launch& launch) {
-  using Worker = ManyWorkerOf<Weight, Act, Tile, Fine, Zeros>;
-  static std::atomic<uint64_t> prepared{0};
-  const auto function = phases<Weight, Act, Tile, Fine, Zeros>;
-  if (const cudaError_t error = prepare<Tile>(reinterpret_cast<const void*>(function), launch.device, prepared))
-    return error;
-  spread_phases<Worker, Tile>(p, launch);
-  const int64_t items = static_cast<int64_t>(p.tiles) * Worker::kItems;
-  constexpr int kAdds = AddBounds<Weight, Tile>::kThreads;
-  p.parts = static_cast<float*>(launch.scratch(launch.owner, (items << p.warps_k_shift) * p.parts_k * 16));
-  if (const cudaError_t error = start(function, p, p.grid, Tile::kThreads, Tile::kSharedBytes, 1, launch)) return error;
-  return start(add_parts<Weight, Act, Tile, Fine, Zeros>, p, static_cast<int>((items + kAdds - 1) / kAdds), kAdds, 0, 1,
-               launch);
-}
-
-// Whether a product of few tokens rather takes whole multiprocessors: what the larger blocks gain, more than what it
-// costs that the next launch can't start early. Measured on an H200.
+// Whether a product rather takes whole multiprocessors: the larger blocks gain more than it costs that the next launch
+// can't start early. Measured on an H200.
 template <class Tile>
 inline bool prefers_whole(const Problem& p, int bits) {
   const int64_t steps = static_cast<int64_t>(p.tiles) * p.steps, megabytes = 256 * bits * steps >> 20;
-  return steps > 48 * 1024 || megabytes > (Tile::kTokens <= 2 ? 20 : Tile::kTokens == 4 ? 31 : 16);
+  return steps > 48 * 1024 || megabytes > (Tile::kTokens <= 2 ? 20 : 31);
 }
 
 // Tries the kernels that may hold the problem, the fastest first.
@@ -119,8 +94,6 @@ inline int launch_kernel(const Problem& p, const Launch& launch) {
       error = whole != other
                   ? launch_resident<Weight, Act, decode::Tile<Tile::kTokens, Kind::kWhole>, Fine, Zeros>(p, launch)
                   : launch_resident<Weight, Act, decode::Tile<Tile::kTokens, Kind::kHalf>, Fine, Zeros>(p, launch);
-  if constexpr (Tile::kMany)
-    if (error == cudaErrorInvalidValue) error = launch_many<Weight, Act, Tile, Fine, Zeros>(p, launch);
   return error;
 }
 

@@ -69,17 +69,19 @@ def _cuda() -> str:
     return facts
 
 
-def _cuda_kernels(scheme: Scheme, act: str) -> str | None:
-    """The kernels for a weight and a type of x, as ``decode up to 16 rows of x, dequant``."""
-    found = [
-        row
-        for row in extension.manifest()
-        if (row["weight"], row["act"]) == (scheme.weight.name, act)
-        and why_not(scheme.weight, act, family=row["family"], scale_type=scheme.scale_type) is None
-    ]
-    tokens = [row["tokens"] for row in found if row["family"] == "decode"]
-    parts = [f"decode up to {max(tokens)} rows of x"] if tokens else []
-    return ", ".join(parts + ["dequant" for row in found if row["family"] == "dequant"])
+def _cuda_kernels(scheme: Scheme, act: str, device: torch.device) -> str:
+    """The kernels for a weight and a type of x, as ``decode in tiles of up to 4 rows of x, dequant``."""
+    from .selftest_cuda import runs_on
+
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    largest: dict[str, int] = {}  # by family: rows of x in a tile; 0: any number
+    for row in extension.manifest():
+        if row["family"] == "cpu" or (row["weight"], row["act"]) != (scheme.weight.name, act):
+            continue
+        reason = why_not(scheme.weight, act, family=row["family"], scale_type=scheme.scale_type)
+        if reason is None and runs_on(row, capability):
+            largest[row["family"]] = max(row.get("tokens", 0), largest.get(row["family"], 0))
+    return ", ".join(name + (f" in tiles of up to {rows} rows of x" if rows else "") for name, rows in largest.items())
 
 
 def _of_weight(pw) -> dict[str, str]:
@@ -91,7 +93,8 @@ def _of_weight(pw) -> dict[str, str]:
     for act in ACT_TYPES:
         wanted = f"act={act.name!r}" if act.on_the_fly else f"x {act.name}"
         on_cpu = pw.layout == "cpu"
-        kernel = extension.kernel_name(pw.dtype.name, act.name) if on_cpu else _cuda_kernels(pw.scheme, act.name)
+        name = pw.dtype.name
+        kernel = extension.kernel_name(name, act.name) if on_cpu else _cuda_kernels(pw.scheme, act.name, pw.device)
         facts[f"kernel for {wanted}"] = kernel or "none in this build"
     return facts
 

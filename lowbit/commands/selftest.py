@@ -29,8 +29,8 @@ _ROWS = (1, 19)
 
 @dataclass
 class Summary:
-    """What a selftest found: kernels that ran, kernels this CPU cannot run, why those of CUDA did not run, and a
-    sentence for each failure."""
+    """What a selftest found: kernels that ran, kernels that are for another CPU or GPU, why those of CUDA did not run,
+    and a sentence for each failure."""
 
     passed: int = 0
     not_usable: int = 0
@@ -44,7 +44,7 @@ class Summary:
     def __str__(self) -> str:
         lines = [f"{self.passed} kernels right, {len(self.failures)} wrong, in {self.seconds:.0f} s"]
         if self.not_usable:
-            lines[0] += f" ({self.not_usable} kernels need another CPU)"
+            lines[0] += f" ({self.not_usable} kernels need another processor)"
         if self.without_cuda:
             lines.append(f"no CUDA kernel was tried: {self.without_cuda}")
         return "\n".join(lines + self.failures)
@@ -73,7 +73,9 @@ def selftest(only: str = "*", *, progress: Progress | None = None) -> Summary:
     on_cpu = [row for row in on_cpu if row["isa"] in usable]
     if on_cuda or only == "*":
         summary.without_cuda = selftest_cuda.why_not_here() or ""
-    on_cuda = [] if summary.without_cuda else on_cuda
+    there = [] if summary.without_cuda else on_cuda
+    on_cuda = selftest_cuda.usable(there)
+    summary.not_usable += len(there) - len(on_cuda)
     with progress or Progress(len(on_cpu) + len(on_cuda)) as bar:
         bar.total = len(on_cpu) + len(on_cuda)
         bar.start("kernels against the reference")
@@ -138,10 +140,10 @@ def _run(row: dict, cases: list[tuple]) -> str | None:
     return None
 
 
-def why_wrong(y: torch.Tensor, expected: torch.Tensor) -> str | None:
-    """The error of y beside what is expected (float64), when it is more than y's type allows."""
+def why_wrong(y: torch.Tensor, expected: torch.Tensor, times: float = 1) -> str | None:
+    """The error of y beside what is expected (float64), when it is more than y's type allows, so many times over."""
     error = ((y.double().cpu() - expected).norm() / expected.norm()).item()
-    allowed = TOLERANCE[str(y.dtype).removeprefix("torch.")]
+    allowed = times * TOLERANCE[str(y.dtype).removeprefix("torch.")]
     return None if error <= allowed else f"expected an error of at most {allowed:.0e}, got {error:.1e}"  # NaN is wrong
 
 

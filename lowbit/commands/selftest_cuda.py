@@ -1,4 +1,4 @@
-"""The CUDA half of `lowbit selftest`: every kernel of family decode and dequant on the user's GPU."""
+"""The CUDA half of `lowbit selftest`: every kernel that the user's GPU runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from .selftest import random_weight, why_wrong
 
 # No tile divides them: several steps of K, the last one short, more row tiles than a block has warps.
 _N, _K = 203, 1099
-_TOKENS = 16  # the most of family decode
+_TOKENS = 128  # of the largest tile
+# Kernels that multiply by wgmma round the values of a weight to x's type, and with x in bfloat16 scales and zeros too.
+_WIDE = 32  # tokens of the smallest tile of them
+_ROUNDED = 2  # how many times the error of others is theirs at most
 
 
 @dataclass
@@ -35,6 +38,21 @@ def why_not_here() -> str | None:
     return library if isinstance(library, str) else extension.why_no_cuda(torch.cuda.current_device())
 
 
+def runs_on(row: dict, capability: tuple[int, int] | None) -> bool:
+    """Whether a kernel is for devices of a compute capability such as (9, 0); None: for any."""
+    if row["family"] != "gemm_sm90" or capability is None:
+        return True
+    return capability == (9, 0) if row["tokens"] >= _WIDE else (9, 0) <= capability < (12, 0)
+
+
+def usable(rows: list[dict]) -> list[dict]:
+    """Those rows of the manifest whose kernels are for the current device."""
+    if all(row["family"] != "gemm_sm90" for row in rows):
+        return rows
+    capability = torch.cuda.get_device_capability()
+    return [row for row in rows if runs_on(row, capability)]
+
+
 def check(rows: list[dict]) -> Iterator[tuple[dict, str | None]]:
     """Each row of the manifest, and what is wrong with its kernel on the current device, or None.
 
@@ -46,7 +64,7 @@ def check(rows: list[dict]) -> Iterator[tuple[dict, str | None]]:
             if key != (row["weight"], row["act"]):
                 cases = list(_cases(row["weight"], row["act"]))
                 key = row["weight"], row["act"]
-            found = (_decode if row["family"] == "decode" else _dequant)(row, cases)
+            found = (_dequant if row["family"] == "dequant" else _product)(row, cases)
         except RuntimeError as error:  # a launch that fails
             found = str(error).splitlines()[0]
         yield row, found
@@ -65,11 +83,12 @@ def _cases(weight: str, act: str) -> Iterator[_Case]:
         yield _Case(pack_weight(qt, "cuda"), reference.dequantize(qt), x.cuda(), bias.cuda(), y)
 
 
-def _decode(row: dict, cases: list[_Case]) -> str | None:
+def _product(row: dict, cases: list[_Case]) -> str | None:
+    times = _ROUNDED if row["family"] == "gemm_sm90" and row["tokens"] >= _WIDE else 1
     with extension.force_cuda_kernel(row["name"]):
         for case in cases:
             for m in sorted({1, row["tokens"]}):
-                reason = why_wrong(matmul(case.x[:m], case.pw, case.bias), case.y[:m])
+                reason = why_wrong(matmul(case.x[:m], case.pw, case.bias), case.y[:m], times)
                 if reason:
                     return f"{reason} for x {tuple(case.x[:m].shape)} and {case.pw}"
     return None

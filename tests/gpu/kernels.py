@@ -1,8 +1,9 @@
-"""The decode kernels of this build, and how a test makes a product use one of them."""
+"""The kernels for products of this build, and how a test makes a product use one of them."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 
 import pytest
 import torch
@@ -13,29 +14,39 @@ from lowbit import extension
 BUILT = extension.CUDA_LIBRARY.is_file()
 needs_kernels = pytest.mark.skipif(not BUILT, reason="this build of lowbit has no CUDA kernels")
 
-#: The variants of the family decode, by the most tokens that they take.
-TILES = ("n1", "n2", "n4", "n8", "n16")
+#: Families of kernels that multiply a packed weight, each by tiles of so many rows of x.
+FAMILIES = ("decode", "gemm_sm90")
 #: Bytes of x that a block of a kernel for few tokens can hold at least, whatever else it keeps in shared memory.
 ROOM_FOR_X = 20 * 1024
 
 
-def decode_rows() -> list[dict]:
-    """The manifest's rows of the family decode; none where nothing is built for CUDA."""
-    return extension.manifest("decode") if BUILT else []
+def product_rows() -> list[dict]:
+    """The manifest's rows of these families; none where nothing is built for CUDA."""
+    return [row for family in FAMILIES for row in extension.manifest(family)] if BUILT else []
+
+
+def family(name: str) -> str:
+    """``gemm_sm90`` of a kernel such as ``w4a16_gemm_sm90_n8``."""
+    return name.partition("_")[2].rpartition("_")[0]
 
 
 def tile(name: str) -> str:
-    """``n8`` of a kernel such as ``w4a16_decode_n8``."""
+    """``n8`` of a kernel such as ``w4a16_gemm_sm90_n8``."""
     return name.rpartition("_")[2]
 
 
 def tokens(name: str) -> int:
-    """The most rows of x that a kernel takes."""
+    """Rows of x in a tile of a kernel: the most with which it can be forced."""
     return int(tile(name).removeprefix("n"))
 
 
+def is_wide(name: str) -> bool:
+    """Whether a kernel multiplies by wgmma, for which it rounds the values of the weight to x's type."""
+    return family(name) == "gemm_sm90" and tokens(name) >= 32
+
+
 def forced(name: str | None) -> contextlib.AbstractContextManager:
-    """Products of the ``with`` block use the decode kernel of this name; None leaves the choice to the library.
+    """Products of the ``with`` block use the kernel of this name; None leaves the choice to the library.
 
     A product of another weight type, or with more rows of x, is not affected.
     """
@@ -43,15 +54,14 @@ def forced(name: str | None) -> contextlib.AbstractContextManager:
 
 
 def may_refuse(name: str, m: int, k: int) -> bool:
-    """Whether x [m, k] is so long that a kernel may refuse it: blocks that share it hold more than ROOM_FOR_X each.
-
-    Kernels for more than 4 tokens hold a part of x at a time; they refuse only where a block's memory is too small.
+    """Whether a kernel may refuse x [m, k]: one of decode when x is so long that blocks that share it hold more than
+    ROOM_FOR_X each, one of gemm_sm90 on devices that it is not for.
     """
-    hopper = torch.cuda.get_device_capability() >= (9, 0)
-    if tokens(name) > 4:
-        return not hopper
+    capability = torch.cuda.get_device_capability()
+    if family(name) == "gemm_sm90":
+        return capability != (9, 0) if is_wide(name) else not (9, 0) <= capability < (12, 0)
     steps = -(-k // 128)
-    return -(-steps // (2 if hopper else 1)) * m * 256 > ROOM_FOR_X
+    return -(-steps // (2 if capability >= (9, 0) else 1)) * m * 256 > ROOM_FOR_X
 
 
 def product_by(name: str, x: torch.Tensor, pw, bias=None, **options) -> torch.Tensor | None:
@@ -79,7 +89,10 @@ def kernels_launched(call) -> list[str]:
     return found
 
 
-def ran_decode(launched: list[str], tile: int) -> bool:
-    """Whether a product ran by the decode kernel for up to ``tile`` tokens: one, or two of them."""
-    names = [name.replace("(int)", "") for name in launched]
-    return 1 <= len(names) <= 2 and all("decode" in name and f"Tile<{tile}," in name for name in names)
+def ran(launched: list[str], name: str) -> bool:
+    """Whether a product ran by one kernel: a launch of decode, or the two of gemm_sm90."""
+    wanted = ["decode::"] if family(name) == "decode" else ["gemm_sm90::add_parts", "gemm_sm90::multiply"]
+    tile = re.compile(rf"Tile<(\(int\))?{tokens(name)}\b")
+    return len(launched) == len(wanted) and all(
+        part in seen and tile.search(seen) for part, seen in zip(wanted, sorted(launched), strict=True)
+    )

@@ -51,8 +51,7 @@ class Line:
         self.xs = oracle.normal(TURNS, m, shape[1], dtype=act, seed=seed)
         self.x, self.y = torch.zeros_like(self.xs[0]), torch.empty(m, shape[0], dtype=act, device="cuda")
         self.ys = torch.stack([calm(lambda x=x: lowbit.matmul(x, self.pw)) for x in self.xs])
-        share = torch.finfo(act).eps / 2 + oracle.SHARE  # beyond decode's tokens the weight is rounded first
-        reason = oracle.wrong(self.ys, *oracle.product(self.xs, self.weight), share)
+        reason = oracle.wrong_rounded(self.ys, self.xs, self.weight)
         assert reason is None, reason
         # Another x, whose product is put over y while the kernel that compares it may still be reading.
         self.other = oracle.normal(m, shape[1], dtype=act, seed=seed + 1)

@@ -1,4 +1,4 @@
-"""Which weights and how many tokens each decode kernel is tried with: pseudo-random, always the same, all covered.
+"""Which weights and how many tokens each kernel is tried with: pseudo-random, always the same, all covered.
 
 A weight type has 36 ways to be grouped (6 group sizes x 3 zero kinds x 2 types of scales). Each is tried with two of
 the shapes, dealt out anew for every type, and the kernels of the type share the 72 among them, in another way for every
@@ -16,8 +16,8 @@ from lowbit.scheme import FAMILY_SCALES, GROUP_SIZES, WHOLE_ROW, ZERO_KINDS
 
 from .kernels import tokens
 
-#: N x K: one row, ragged rows, less than a tile of k, K that no group divides, odd K, many tiles of either. 16 rows of
-#: x fit into shared memory where blocks share them; those of LONG may not.
+#: N x K: one row, ragged rows, less than a tile of k, K that no group divides, odd K, many tiles of either. 4 rows of x
+#: fit into shared memory where blocks share them; those of LONG may not.
 SHAPES = (
     (1, 16),
     (1, 6152),
@@ -49,7 +49,7 @@ class Case:
 
 
 def cases(rows: list[dict]) -> dict[str, list[Case]]:
-    """What to try with each kernel, by name, for rows of the manifest; ``ms`` ends with the most that it takes."""
+    """What to try with each kernel, by name, for rows of the manifest; ``ms`` ends with the tokens of its tile."""
     found: dict[str, list[Case]] = {}
     by_weight: dict[str, list[str]] = {}
     for row in rows:

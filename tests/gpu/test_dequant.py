@@ -9,7 +9,7 @@ from lowbit.commands.selftest import random_weight
 from lowbit.dtypes import WEIGHT_TYPES, weight_type
 
 from . import oracle
-from .kernels import BUILT, needs_kernels
+from .kernels import BUILT, forced, needs_kernels
 from .test_pack import elapsed
 
 pytestmark = needs_kernels
@@ -17,7 +17,7 @@ pytestmark = needs_kernels
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
 INTEGER = {2: torch.int16, 4: torch.int32}
-ROWS = {(row["weight"], row["act"]) for row in extension.manifest("dequant")} if BUILT else set()
+ROWS = {(row["weight"], row["act"]): row["name"] for row in extension.manifest("dequant")} if BUILT else {}
 
 
 def bits_of(tensor):
@@ -32,9 +32,10 @@ def expanded(pw, dtype, first=0, rows=None, out=None):
     return out
 
 
-def skip_unbuilt(wtype, dtype):
-    if (wtype.name, str(dtype).removeprefix("torch.")) not in ROWS:
-        pytest.skip("this build lacks the kernel")
+def skip_unbuilt(wtype, dtype) -> str:
+    """The name of the kernel."""
+    name = ROWS.get((wtype.name, str(dtype).removeprefix("torch.")))
+    return name or pytest.skip("this build lacks the kernel")
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -90,8 +91,14 @@ def test_any_rows_to_any_place(dtype):
 # ---- products through it --------------------------------------------------------------------------------------------
 
 
+def matmul(x, weight, bias=None, **options):
+    """The product by the expanded weight, for few rows of x too."""
+    with forced(skip_unbuilt(weight.qt.dtype, x.dtype)):
+        return lowbit.matmul(x, weight.pw, bias, **options)
+
+
 def assert_product(x, weight, bias=None, y=None):
-    y = lowbit.matmul(x, weight.pw, bias) if y is None else y
+    y = matmul(x, weight, bias) if y is None else y
     share = torch.finfo(x.dtype).eps / 2 + oracle.SHARE
     reason = oracle.wrong(y, *oracle.product(x, weight, bias), share)
     assert reason is None, f"{reason}; x {tuple(x.shape)} {x.dtype}, {weight.pw}"
@@ -102,7 +109,7 @@ def assert_product(x, weight, bias=None, y=None):
 def test_product_of_any_number_of_rows(dtype, name, kind):
     skip_unbuilt(weight_type(name), dtype)
     weight = oracle.make(name, (200, 520), 128, kind)
-    for m in (17, 32, 100, 1030):
+    for m in (1, 17, 32, 100, 1030):
         for inputs, change in oracle.INPUTS.items():
             x = change(oracle.normal(m, 520, seed=m)).to(dtype)
             bias = None if inputs == "silu" else oracle.normal(200, dtype=FLOATS[m % 3])
@@ -132,7 +139,7 @@ def test_product_into_a_given_place(m):
     x = oracle.normal(m, 256, dtype=torch.float16)
     around = torch.full((m + 2, 100), torch.nan, dtype=torch.float16, device="cuda")
     for out in (torch.full((m, 70), torch.nan, dtype=torch.float16, device="cuda"), around[1:-1, 3:73]):
-        assert lowbit.matmul(x, weight.pw, out=out) is out
+        assert matmul(x, weight, out=out) is out
         assert_product(x, weight, None, out)
     assert around[[0, -1]].isnan().all() and around[:, :3].isnan().all() and around[:, 73:].isnan().all()
     with pytest.raises(lowbit.ShapeError, match="share memory"):
@@ -144,11 +151,11 @@ def test_scratch_is_bounded_and_pieces_meet():
     n, k = 12000, 8200
     weight = oracle.make("int2", (n, k), 256)
     x, bias = oracle.normal(33, k, dtype=torch.float16), oracle.normal(n)
-    lowbit.matmul(x, weight.pw, bias)  # torch keeps memory of its own for products
+    matmul(x, weight, bias)  # torch keeps memory of its own for products
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    y = lowbit.matmul(x, weight.pw, bias)
+    y = matmul(x, weight, bias)
     torch.cuda.synchronize()
     assert torch.cuda.max_memory_allocated() - before <= (64 << 20) + 4 * y.nbytes + (8 << 20)
     assert_product(x, weight, bias, y)
@@ -171,7 +178,7 @@ def test_int8_activations_are_refused_by_name():
         lowbit.matmul(oracle.normal(3, 256, dtype=torch.float16), weight.pw, act="int8")
 
 
-@pytest.mark.parametrize("m", [2, 40])
+@pytest.mark.parametrize("m", [2, 12, 40, 300])
 def test_graph_replays_the_product(m):
     weight, x = oracle.make("int4", (512, 512)), oracle.normal(m, 512, dtype=torch.float16)
     lowbit.matmul(x, weight.pw)

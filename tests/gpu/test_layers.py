@@ -100,7 +100,7 @@ def test_layer_moves_with_its_weight(kind, dtype):
     there = layer(kind, dtype=dtype)
     assert there.layout == "nvidia" and "layout='nvidia'" in repr(there)
     qt = there.quant_tensor().cpu()
-    for m in (2, 50):
+    for m in (2, 12, 50, 300):
         x = oracle.normal(m, 256, dtype=dtype)
         w, bias = qt.dequantize(torch.float64).cuda(), there.bias.detach().double()
         assert close(there(x), x.double() @ w.T + bias, dtype)
@@ -157,7 +157,7 @@ def test_opcheck_of_every_op(dtype):
         pw = oracle.make(name, (40, 96), 32, kind).pw
         held = (pw.codes, pw.scales, pw.zeros)
         act = FLOATS.index(dtype) + 1 if dtype != torch.float32 else 0
-        for m in (3, 20):
+        for m in (3, 20, 300):
             x, bias = oracle.normal(m, 96, dtype=dtype), oracle.normal(40, dtype=dtype)
             out = torch.zeros(m, 40, dtype=dtype, device="cuda")
             torch.library.opcheck(torch.ops.lowbit.matmul_out, (x, *held, bias, *pw.numbers, act, out))
@@ -173,7 +173,7 @@ def test_opcheck_of_every_op(dtype):
 def test_one_graph_serves_every_number_of_rows(backend):
     made, counter = layer(), CompileCounterWithBackend(backend)
     compiled = torch.compile(made.requires_grad_(False), fullgraph=True, dynamic=True, backend=counter)
-    for m in (2, 5, 16, 17, 129):
+    for m in (2, 5, 16, 17, 129, 300):
         x = oracle.normal(m, 256, dtype=torch.float16, seed=m)
         torch.testing.assert_close(compiled(x), made(x), rtol=2e-3, atol=2e-3)
     assert counter.frame_count == 1

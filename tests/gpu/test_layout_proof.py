@@ -1,4 +1,4 @@
-"""Risk: a packed weight serves the decode kernels alone, and another matrix instruction needs it packed otherwise.
+"""Risk: a packed weight serves some kernels alone, and another matrix instruction needs it packed otherwise.
 
 layout_proof.cu multiplies the bytes that pack_weight wrote with wgmma in fp16 and with both 8-bit instructions, which
 are given the tokens in the order of layout.cuh. All numbers are small integers, so every answer is exact.
@@ -53,8 +53,9 @@ def test_instruction_multiplies_the_packed_bytes(bits, instruction):
 
 @needs_kernels
 @pytest.mark.parametrize("bits", range(1, 9))
-def test_decode_multiplies_the_same_bytes(bits):
+def test_products_of_every_size_multiply_the_same_bytes(bits):
     for n, k in SHAPES:
-        weight, x = weight_of(bits, n, k), tokens(k).half()
-        reason = oracle.wrong(lowbit.matmul(x, weight.pw), *oracle.product(x, weight))
-        assert reason is None, reason
+        weight, rows = weight_of(bits, n, k), tokens(k).half().repeat(20, 1)
+        for m in (1, 4, 16, 32, 100, 200):
+            reason = oracle.wrong(lowbit.matmul(rows[:m], weight.pw), *oracle.product(rows[:m], weight))
+            assert reason is None, f"M={m}: {reason}"

@@ -45,7 +45,7 @@ def product_here(line, side, offset):
 
 
 @pytest.mark.parametrize("work, comparisons", [(product_elsewhere, 1), (product_here, 2)])
-@pytest.mark.parametrize("m", [1, 16, 40])
+@pytest.mark.parametrize("m", [1, 16, 40, 300])
 def test_joined_streams(work, comparisons, m):
     line, side = Line("int4", m=m), torch.cuda.Stream()
 
@@ -67,11 +67,12 @@ def test_joined_streams(work, comparisons, m):
 # ---- side by side ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("ms", [(3, 16), (16, 100)], ids=str)
 @pytest.mark.parametrize("shared", [False, True], ids=["own_weights", "one_weight"])
-def test_two_graphs_on_two_streams(shared):
+def test_two_graphs_on_two_streams(shared, ms):
     lines = [
-        Line("uint3", m=3),
-        Line("int8" if not shared else "uint3", m=16, act=torch.bfloat16, seed=int(not shared)),
+        Line("uint3", m=ms[0]),
+        Line("int8" if not shared else "uint3", m=ms[1], act=torch.bfloat16, seed=int(not shared)),
     ]
     if shared:
         lines[1].pw = lines[0].pw
@@ -85,8 +86,9 @@ def test_two_graphs_on_two_streams(shared):
         line.assert_right(4 * 101)
 
 
-def test_one_graph_while_its_weight_is_read_by_eager_products():
-    line = Line("int2", m=8)
+@pytest.mark.parametrize("m", [4, 8, 64])
+def test_one_graph_while_its_weight_is_read_by_eager_products(m):
+    line = Line("int2", m=m)
     graph, side = captured(lambda: line.rounds(EARLY, NEVER)), torch.cuda.Stream()
     for _ in range(50):
         graph.replay()
@@ -104,8 +106,9 @@ def test_a_device_that_is_not_current():
     assert line.pw.device.index == 1 and torch.cuda.current_device() == 0
     for x, y in zip(line.xs, line.ys, strict=True):
         assert oracle.same_bits(lowbit.matmul(x, line.pw), y)
-    wide = oracle.product(line.xs[0].repeat(10, 1), line.weight)
-    assert oracle.wrong(lowbit.matmul(line.xs[0].repeat(10, 1), line.pw), *wide, share=1e-3) is None
+    for times in (10, 100):
+        x = line.xs[0].repeat(times, 1)
+        assert oracle.wrong_rounded(lowbit.matmul(x, line.pw), x, line.weight) is None
     assert lowbit.pack_weight(line.weight.qt, "cuda:1").unpack() == line.weight.qt
     assert torch.cuda.current_device() == 0
 
@@ -113,7 +116,7 @@ def test_a_device_that_is_not_current():
 # ---- weights that change --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("m", [1, 16, 40])
+@pytest.mark.parametrize("m", [1, 16, 40, 300])
 def test_weights_packed_between_products(m):
     """Each new weight takes the memory of the one before it, and is read at once by a kernel that starts early."""
     weights = [oracle.make("int4", (1536, 2048), seed=i) for i in range(5)]
@@ -143,7 +146,7 @@ def layer(dtype: str, seed: int, prepare: bool) -> lowbit.Linear:
 
 
 @pytest.mark.parametrize("prepare", [False, True], ids=["canonical", "packed"])
-@pytest.mark.parametrize("m", [1, 40])
+@pytest.mark.parametrize("m", [1, 40, 300])
 def test_layer_whose_weight_is_loaded_between_products(prepare, m):
     layers = [layer("int4", seed, prepare) for seed in range(3)]
     states = [{name: value.clone() for name, value in one.state_dict().items()} for one in layers]
@@ -158,7 +161,7 @@ def test_layer_whose_weight_is_loaded_between_products(prepare, m):
         assert oracle.same_bits(y, expected[i % 3]), f"product {i}"
 
 
-@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize("m", [1, 16, 40])
 def test_canonical_weight_written_in_place(m):
     """A canonical layer is written by ordinary kernels in its stream: nothing may read it early."""
     layers = [layer("int4", seed, prepare=False) for seed in range(3)]

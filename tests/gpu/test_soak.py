@@ -1,6 +1,6 @@
 """Risk: once in a million launches a product is wrong.
 
-SOAK_REPLAYS says how often the graph is replayed (2,000 without it). Every replay writes new x, multiplies by four
+SOAK_REPLAYS says how often the graph is replayed (2,000 without it). Every replay writes new x, multiplies by six
 weights and compares all bits on the device, while another stream multiplies, copies and runs products of its own.
 """
 
@@ -25,7 +25,7 @@ LATE = replace(EARLY, cycles=1000, blocks=4)
 def test_soak_beside_the_work_of_another_stream():
     turns = Turns(TURNS)
     kinds = [("int1", 1, torch.float16), ("int4", 8, torch.bfloat16), ("uint3", 16, torch.float16)]
-    kinds.append(("float6_e3m2", 4, torch.float16))
+    kinds += [("float6_e3m2", 4, torch.float16), ("uint4", 40, torch.bfloat16), ("int8", 100, torch.float16)]
     lines = [Line(t, (768, 1024), m, act, seed=i, turns=turns) for i, (t, m, act) in enumerate(kinds)]
 
     def work():

@@ -1,7 +1,8 @@
 // What one warp does with its slice of a row tile of integer codes: products of bytes, exact until a group is scaled.
 //
 // Columns 2i and 2i + 1 of a product are the low and high digits of one token; so a product holds four tokens, and a
-// lane 4g + t finds rows g and g + 8 of token t. With fewer than four tokens they hold further steps of 128 k (phases).
+// lane 4g + t finds rows g and g + 8 of token t. With fewer than four tokens it holds further steps of 128 k (phases):
+// column pair i is token i % kTokens in phase i / kTokens.
 #pragma once
 #include <cstdint>
 
@@ -17,25 +18,21 @@ namespace lowbit::decode {
 
 template <class Weight, class Act, class Tile, bool Zeros>
 struct ByteWorker {
-  using Feed = StageFeed<Weight, Tile, Zeros, Strip>;
+  using Feed = StageFeed<Weight, Tile, Zeros>;
   using Ring = typename Feed::Ring;
   static constexpr int kBits = Weight::kBits, kTokens = Tile::kTokens, kRows = Ring::kRows;
-  static constexpr int kProducts = (kTokens + 3) / 4;            // side by side, of four tokens
-  static constexpr int kPhases = kTokens < 4 ? 4 / kTokens : 1;  // steps in a product
-  static_assert(!Tile::kMany && kTokens <= 8);
-  static constexpr bool kSpare = kProducts == 1;
-  using Parts = bytes::Parts<kBits, kSpare>;
+  static constexpr int kPhases = 4 / kTokens;  // steps in a product
+  using Parts = bytes::Parts<kBits, true>;
 
   // What it hands in: items of kFloats, kItems a tile.
-  static constexpr int kFloats = kProducts == 1 ? 2 : 4;
-  static constexpr int kItems = kTokens < 4 ? 8 * kTokens : 32;
+  static constexpr int kFloats = 2, kItems = 8 * kTokens;
   static constexpr int kTableBytes = 8;  // of a token at one step
 
   const Position& at;
   const Problem& p;
   const uint32_t zeros, x, table;  // in shared memory: bytes of 0, digits of x, its exponents and sums
-  int sums[kRows][Parts::kCount][kProducts][4];
-  float total[kRows][kProducts][2];
+  int sums[kRows][Parts::kCount][4];
+  float total[kRows][2];
 
   __device__ ByteWorker(const Position& position, uint32_t zeros_at, uint32_t x_at, uint32_t table_at)
       : at(position), p(position.p), zeros(zeros_at), x(x_at), table(table_at) {
@@ -53,27 +50,19 @@ struct ByteWorker {
 #pragma unroll
       for (int part = 0; part < Parts::kCount; ++part)
 #pragma unroll
-        for (int j = 0; j < kProducts; ++j)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) sums[r][part][j][i] = 0;
+        for (int i = 0; i < 4; ++i) sums[r][part][i] = 0;
   }
 
   // ---- products ----------------------------------------------------------------------------------------------------
-  // This lane's digits of product j at one step.
-  static __device__ __forceinline__ void load_digits(uint32_t row, uint32_t (&digits)[8]) {
-    ptx::load_shared(row, digits[0], digits[1], digits[2], digits[3]);
-    ptx::load_shared(row + 128, digits[4], digits[5], digits[6], digits[7]);
-  }
-
   // The part of fragments 2i and 2i + 1 of a plane that begins with part `first`.
   template <int Width>
   static __device__ __forceinline__ constexpr int part_of(int first, int i) {
-    return Width == 1 && kSpare && i % 2 ? first + 1 : first;
+    return Width == 1 && i % 2 ? first + 1 : first;
   }
 
   // Multiplies the plane of one width, whose sums begin with part First.
   template <int Width, int First>
-  __device__ __forceinline__ void multiply_plane(uint32_t stage, int step, const uint32_t (&digits)[kProducts][8]) {
+  __device__ __forceinline__ void multiply_plane(uint32_t stage, int step, const uint32_t (&digits)[8]) {
     uint32_t words[kRows][2 * Width];
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
@@ -83,15 +72,13 @@ struct ByteWorker {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         uint32_t a[4];
-        bytes::fragments<Width, kSpare>(words[r], i, a);
-#pragma unroll
-        for (int j = 0; j < kProducts; ++j)
-          ptx::mma_bytes(sums[r][part_of<Width>(First, i)][j], a, digits[j][2 * i], digits[j][2 * i + 1]);
+        bytes::fragments<Width, true>(words[r], i, a);
+        ptx::mma_bytes(sums[r][part_of<Width>(First, i)], a, digits[2 * i], digits[2 * i + 1]);
       }
   }
 
   template <int Width, int First>
-  __device__ __forceinline__ void multiply(uint32_t stage, int step, const uint32_t (&digits)[kProducts][8]) {
+  __device__ __forceinline__ void multiply(uint32_t stage, int step, const uint32_t (&digits)[8]) {
     if constexpr (Width > 0) {
       constexpr bool kHas = (kBits & Width) != 0;
       if constexpr (kHas) multiply_plane<Width, First>(stage, step, digits);
@@ -100,7 +87,7 @@ struct ByteWorker {
   }
 
   // The same of codes whose planes are put together.
-  __device__ __forceinline__ void multiply_merged(uint32_t stage, int step, const uint32_t (&digits)[kProducts][8]) {
+  __device__ __forceinline__ void multiply_merged(uint32_t stage, int step, const uint32_t (&digits)[8]) {
     planes::Words<kBits> words[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) load_words<Ring::kSteps>(stage + r * Ring::kTileBytes, step, at.lane, words[r]);
@@ -110,16 +97,15 @@ struct ByteWorker {
       for (int r = 0; r < kRows; ++r) {
         uint32_t a[4];
         bytes::fragments<kBits>(words[r], i, a);
-#pragma unroll
-        for (int j = 0; j < kProducts; ++j) ptx::mma_bytes(sums[r][0][j], a, digits[j][2 * i], digits[j][2 * i + 1]);
+        ptx::mma_bytes(sums[r][0], a, digits[2 * i], digits[2 * i + 1]);
       }
   }
 
-  // row: where this lane's digits of each product are.
-  __device__ __forceinline__ void run_step(uint32_t stage, int in_stage, const uint32_t (&row)[kProducts]) {
-    uint32_t digits[kProducts][8];
-#pragma unroll
-    for (int j = 0; j < kProducts; ++j) load_digits(row[j], digits[j]);
+  // row: where this lane's digits are.
+  __device__ __forceinline__ void run_step(uint32_t stage, int in_stage, uint32_t row) {
+    uint32_t digits[8];
+    ptx::load_shared(row, digits[0], digits[1], digits[2], digits[3]);
+    ptx::load_shared(row + 128, digits[4], digits[5], digits[6], digits[7]);
     if constexpr (bytes::kMerged<kBits>) {
       multiply_merged(stage, in_stage, digits);
     } else {
@@ -128,16 +114,12 @@ struct ByteWorker {
   }
 
   // ---- scales ------------------------------------------------------------------------------------------------------
-  // The products hold steps began .. began + kPhases - 1 of the slice, those below `steps`: total += scale * sums.
-  // scales: this lane's word of row tile 0 for its own step.
+  // total += scale * sums, then sums = 0. Of the phase that this lane sums: scales: its word of row tile 0; entry: its
+  // place in the table; used: whether its step is part of the slice.
   __device__ __forceinline__ void finish(uint32_t scales, uint32_t entry, bool used) {
-    float unit[kProducts], x_sum[kProducts];
-#pragma unroll
-    for (int j = 0; j < kProducts; ++j) {
-      uint32_t words[2];
-      ptx::load_shared(entry + j * 32, words[0], words[1]);
-      unit[j] = used ? __uint_as_float(words[0]) : 0.0f, x_sum[j] = used ? __uint_as_float(words[1]) : 0.0f;
-    }
+    uint32_t words[2];
+    ptx::load_shared(entry, words[0], words[1]);
+    const float unit = used ? __uint_as_float(words[0]) : 0.0f, x_sum = used ? __uint_as_float(words[1]) : 0.0f;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const uint32_t from = scales + r * Ring::kTileScales;
@@ -155,18 +137,15 @@ struct ByteWorker {
           zero += p.zero_kind == ZeroKind::kZero ? own_zero : 0.0f;
           shift = p.zero_kind == ZeroKind::kMin ? own_zero : 0.0f;
         }
+        const auto value_of = [&](int part) {
+          return static_cast<float>(sums[r][part][2 * h] + 256 * sums[r][part][2 * h + 1]);
+        };
+        float value = value_of(0);
 #pragma unroll
-        for (int j = 0; j < kProducts; ++j) {
-          const auto value_of = [&](int part) {
-            return static_cast<float>(sums[r][part][j][2 * h] + 256 * sums[r][part][j][2 * h + 1]);
-          };
-          float value = value_of(0);
-#pragma unroll
-          for (int part = 1; part < Parts::kCount; ++part) value = fmaf(value_of(part), Parts::factor(part, h), value);
-          value = fmaf(-zero * kOne[h], x_sum[j], value);
-          total[r][j][h] = fmaf(scale * unit[j], value, total[r][j][h]);
-          if (Zeros) total[r][j][h] = fmaf(shift * kOne[h] * unit[j], x_sum[j], total[r][j][h]);
-        }
+        for (int part = 1; part < Parts::kCount; ++part) value = fmaf(value_of(part), Parts::factor(part, h), value);
+        value = fmaf(-zero * kOne[h], x_sum, value);
+        total[r][h] = fmaf(scale * unit, value, total[r][h]);
+        if (Zeros) total[r][h] = fmaf(shift * kOne[h] * unit, x_sum, total[r][h]);
       }
     }
     clear_sums();
@@ -195,49 +174,42 @@ struct ByteWorker {
     const int steps = at.end_step - at.first_step, begin = at.first_step - at.block_step(at.rank);
     const int column = at.lane / 4, t = at.lane % 4;
     // A lane reads x of one phase, and scales that of the token it sums.
-    const int reads = kPhases > 1 ? column / 2 / kTokens : 0, scales = kPhases > 1 ? t / kTokens : 0;
-    uint32_t row[kProducts], entry = table + ((begin + scales) * kTokens + t % kTokens) * kTableBytes;
+    const int reads = column / 2 / kTokens, scales = t / kTokens;
+    uint32_t entry = table + ((begin + scales) * kTokens + t % kTokens) * kTableBytes;
+    // Why min: tokens that don't exist read the last one; their sums are never stored.
+    const int token = min(column / 2 % kTokens, p.m - 1);
+    uint32_t row = x + ((begin + reads) * p.m + token) * kRowBytes + column % 2 * 64 + t * 16;
 #pragma unroll
-    for (int j = 0; j < kProducts; ++j) {
-      // Why min: tokens that don't exist read the last one; their sums are never stored.
-      const int token = min(j * 4 + column / 2 % kTokens, p.m - 1);
-      row[j] = x + ((begin + reads) * p.m + token) * kRowBytes + column % 2 * 64 + t * 16;
-    }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r)
-#pragma unroll
-      for (int j = 0; j < kProducts; ++j) total[r][j][0] = total[r][j][1] = 0.0f;
+    for (int r = 0; r < kRows; ++r) total[r][0] = total[r][1] = 0.0f;
 
 #pragma unroll 1
     for (int turn = 0; turn < steps; turn += kTurn) {
       const uint32_t first_slot = Ring::wrapped(place.slot + Ring::kSlotBytes);
-      uint32_t own = turn + reads < steps ? row[0] : zeros;  // where there are phases
+      uint32_t own = turn + reads < steps ? row : zeros;  // where there are phases
 #pragma unroll
       for (int i = 0; i < kTurn; ++i) {
         // Steps past the slice multiply whatever the stage holds by x = 0.
         if (i % Ring::kSteps == 0 && (i == 0 || turn + i < steps)) next_stage(place, feed);
-        uint32_t from[kProducts];
-#pragma unroll
-        for (int j = 0; j < kProducts; ++j) {
-          if (kPhases > 1) {
-            from[j] = reads == i % kPhases ? own : zeros;
-          } else {
-            from[j] = i == 0 || turn + i < steps ? row[j] : zeros;
-            row[j] += p.m * kRowBytes;
-          }
+        // Why two ways: one for both compiles to more instructions, with 4 tokens up to 9% of the kernel.
+        uint32_t from;
+        if (kPhases > 1) {
+          from = reads == i % kPhases ? own : zeros;
+        } else {
+          from = i == 0 || turn + i < steps ? row : zeros;
+          row += p.m * kRowBytes;
         }
         run_step(place.stage, i % Ring::kSteps, from);
         if (i % kPhases != kPhases - 1) continue;
         const int last = i + 1 - kPhases;
-        const bool used = (i < kPhases && kPhases == 1) || turn + last + scales < steps;
+        const bool used = (kPhases == 1 && i == 0) || turn + last + scales < steps;
         // Steps of one turn lie in stages one after the other.
         const uint32_t in_stage = (last + scales) % Ring::kSteps * 32 + at.lane / 4 * 4;
         const uint32_t slot = Ring::wrapped(first_slot + (last + scales) / Ring::kSteps * Ring::kSlotBytes);
         finish(feed.ring + Ring::kDepth * Ring::kStageBytes + slot + in_stage, entry, used);
         entry += kPhases * kTokens * kTableBytes;
         if (kPhases > 1) {
-          row[0] += kPhases * p.m * kRowBytes;
-          own = turn + last + kPhases + reads < steps ? row[0] : zeros;
+          row += kPhases * p.m * kRowBytes;
+          own = turn + last + kPhases + reads < steps ? row : zeros;
         }
       }
     }
@@ -247,18 +219,15 @@ struct ByteWorker {
   // Calls store(item, floats) for what this lane found of row tile r.
   template <class Store>
   __device__ __forceinline__ void hand_in(int r, Store store) {
-    if constexpr (kTokens < 4) {
-      float both[2] = {total[r][0][0], total[r][0][1]};
+    if constexpr (kTokens == 4) {
+      store(at.lane, total[r]);
+    } else {
+      float both[2] = {total[r][0], total[r][1]};
 #pragma unroll
       for (int lanes = kTokens; lanes < 4; lanes *= 2)  // phases
 #pragma unroll
         for (int h = 0; h < 2; ++h) both[h] += __shfl_xor_sync(~0u, both[h], lanes);
       if (at.lane % 4 < kTokens) store(at.lane / 4 * kTokens + at.lane % 4, both);
-    } else if constexpr (kProducts == 1) {
-      store(at.lane, total[r][0]);
-    } else {
-      const float values[4] = {total[r][0][0], total[r][0][1], total[r][1][0], total[r][1][1]};
-      store(at.lane, values);
     }
   }
 
@@ -266,10 +235,7 @@ struct ByteWorker {
   struct Spot {
     int row, token;
   };
-  static __device__ __forceinline__ Spot spot(int item, int i) {
-    if (kTokens < 4) return {item / kTokens + 8 * (i % 2), item % kTokens};
-    return {item / 4 + 8 * (i % 2), i / 2 * 4 + item % 4};
-  }
+  static __device__ __forceinline__ Spot spot(int item, int i) { return {item / kTokens + 8 * i, item % kTokens}; }
   // What a sum of a row is to be multiplied by, but for the step between codes.
   static __device__ __forceinline__ float unit(int row) { return 1.0f / (1 << Parts::bit(0, row / 8)); }
 };

@@ -1,4 +1,4 @@
-// The weights of one warp of a Worker on their way into its ring: codes stage by stage, scales chunk by chunk.
+// The weights of one warp on their way into its ring: codes step by step (a stage), scales chunk by chunk.
 //
 // Every lane copies 16 bytes at a time; a commit group is one stage. fetch() is called once a stage also when nothing
 // is left, so that the count of groups in flight stays what the caller waits for.
@@ -11,17 +11,14 @@
 
 namespace lowbit::decode {
 
-// What goes into a ring: stages of kSteps steps of a row tile (tiles of every plane), and scales, then zeros, of
-// chunks.
+// What goes into a ring: stages, a step of kRows row tiles each, plane by plane; and scales, then zeros, of chunks.
 template <class Weight, class Tile, bool Fine, bool Zeros>
 struct ChunkRing {
   static constexpr int kBits = Weight::kBits;
   // Row tiles side by side: they share x. Why not always 2: registers, and bytes that are waited for at once.
   static constexpr int kRows = !Fine && kBits <= 4 ? 2 : 1;
-  static constexpr int kSteps = Fine ? 1 : (kBits == 1 ? 8 : kBits == 2 ? 4 : kBits <= 4 ? 2 : 1) / kRows;
-  static_assert(kSteps <= 8);
-  static constexpr int kChunk = Fine ? 2 : 8;  // steps whose scales come together, with the first stage
-  static constexpr int kTileBytes = 2 * kStepK * kBits * kSteps;  // of one row tile in a stage
+  static constexpr int kChunk = Fine ? 2 : 8;            // steps whose scales come together, with the first stage
+  static constexpr int kTileBytes = 2 * kStepK * kBits;  // of one row tile in a stage
   static constexpr int kStageBytes = kTileBytes * kRows;
   static constexpr int kGroupBytes = 32 * kChunk * (Fine ? 8 : 1);
   static constexpr int kTileScaleBytes = kGroupBytes * (Zeros ? 2 : 1);
@@ -33,7 +30,7 @@ struct ChunkRing {
   static constexpr int kBytes = kDepth * kStageBytes + kScaleSlots * kScaleBytes;
 };
 
-template <class Weight, class Tile, bool Fine, bool Zeros, class Walk>
+template <class Weight, class Tile, bool Fine, bool Zeros>
 struct ChunkFeed {
   using Ring = ChunkRing<Weight, Tile, Fine, Zeros>;
   static constexpr int kBits = Weight::kBits;
@@ -52,7 +49,7 @@ struct ChunkFeed {
       : p(at.p),
         lane(at.lane),
         ring(ring_address),
-        walk(at, Ring::kRows),
+        walk(at),
         chunk(walk.first_step),
         left(0),
         to(ring_address),
@@ -104,25 +101,21 @@ struct ChunkFeed {
 #pragma unroll
       for (int width = 8; width >= 1; width /= 2) {
         if (!(kBits & width)) continue;
-        constexpr int kStage = Ring::kSteps * 256;
         const uint8_t*& from = codes[planes::plane_index(kBits, width)];
-        // A stage may be the last of its slice, and short.
-        const int bytes = Ring::kSteps == 1 ? kStage * width : min(left, Ring::kSteps) * 256 * width;
 #pragma unroll
         for (int r = 0; r < Ring::kRows; ++r) {
           if (r >= rows) break;
           const uint8_t* tile_from = from + static_cast<int64_t>(r) * p.columns * 2 * width;
 #pragma unroll
-          for (int i = 0; i * 512 < kStage * width; ++i)
-            if ((Ring::kSteps == 1 && i * 512 + 512 <= kStage * width) || i * 512 + lane * 16 < bytes)
-              ptx::copy_async(stage + r * Ring::kTileBytes + i * 512, tile_from + i * 512);
+          for (int i = 0; i * 512 < 256 * width; ++i)
+            if (width > 1 || lane < 16) ptx::copy_async(stage + r * Ring::kTileBytes + i * 512, tile_from + i * 512);
         }
-        stage += kStage * width;
-        from += kStage * width;
+        stage += 256 * width;
+        from += 256 * width;
       }
       to += Ring::kStageBytes;
       if (to == ring + Ring::kDepth * Ring::kStageBytes) to = ring;
-      left -= Ring::kSteps;
+      --left;
     }
     ptx::commit();
   }

@@ -3,20 +3,12 @@
 // Tile i of row group r of a block belongs to the block of rank (r * pass_tiles + i) % cluster, which finds in its
 // shared memory [owned tile][slice][item][float]: what lanes of a worker handed in (Worker::kItems, kFloats and spot).
 #pragma once
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
+#include "../epilogue.cuh"
 #include "../ptx/async.cuh"
 #include "../ptx/cluster.cuh"
 #include "shape.cuh"
 
 namespace lowbit::decode {
-
-__device__ __forceinline__ float load_bias(const void* bias, FloatType type, int n) {
-  if (type == FloatType::kFloat32) return static_cast<const float*>(bias)[n];
-  if (type == FloatType::kFloat16) return __half2float(static_cast<const __half*>(bias)[n]);
-  return __bfloat162float(static_cast<const __nv_bfloat16*>(bias)[n]);
-}
 
 // Bytes of a tile's sums from one slice.
 template <class Worker>
@@ -67,9 +59,7 @@ __device__ __forceinline__ void store_item(const Problem& p, int tile, int item,
     const auto spot = Worker::spot(item, j);
     const int n = tile * 16 + spot.row;
     if (n >= p.n || spot.token >= p.m) continue;
-    const float bias = p.bias ? load_bias(p.bias, p.bias_type, n) : 0.0f;
-    static_cast<Act*>(p.y)[spot.token * p.y_stride + n] =
-        static_cast<Act>(fmaf(value[j], p.step * Worker::unit(spot.row), bias));
+    store_y<Act>(p, n, spot.token, value[j], p.step * Worker::unit(spot.row));
   }
 }
 

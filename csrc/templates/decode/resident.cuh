@@ -1,4 +1,4 @@
-// Family `decode` for up to 8 tokens: x of a block stays in shared memory.
+// The kernel of family `decode`: x of a block stays in shared memory.
 //
 // K is cut into slices, one a warp: warp % warps_k of a block, times the blocks of a cluster (1 or 2). The warps of one
 // slice each, over all slices, are a row group, which walks its own row tiles.
@@ -21,12 +21,12 @@ namespace lowbit::decode {
 
 // Integers multiply as bytes; floats, and scales finer than 128 k, in the type of x.
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-using ResidentWorkerOf = std::conditional_t<Fine || Weight::kFloat, ChunkWorker<Weight, Act, Tile, Fine, Zeros>,
-                                            ByteWorker<Weight, Act, Tile, Zeros>>;
+using WorkerOf = std::conditional_t<Fine || Weight::kFloat, ChunkWorker<Weight, Act, Tile, Fine, Zeros>,
+                                    ByteWorker<Weight, Act, Tile, Zeros>>;
 
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const __grid_constant__ Problem p) {
-  using Worker = ResidentWorkerOf<Weight, Act, Tile, Fine, Zeros>;
+  using Worker = WorkerOf<Weight, Act, Tile, Fine, Zeros>;
   using Ring = typename Worker::Ring;
   using Map = decode::Map<Ring, Tile>;
   extern __shared__ __align__(128) uint8_t memory[];

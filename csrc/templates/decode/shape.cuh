@@ -1,4 +1,4 @@
-// How family decode spreads its work, and where things lie in shared memory. The picture is in decode.cuh.
+// How family decode spreads its work, and where things lie in shared memory. The picture is in resident.cuh.
 #pragma once
 #include <cuda_fp16.h>
 
@@ -11,38 +11,26 @@ namespace lowbit::decode {
 
 using layout::kStepK;  // 128 k: whole tiles of every plane
 
-// Shared memory of a block. Two: so that two launches fit on a multiprocessor, and the next one can start early. Alone:
-// for kernels of which two blocks must not meet on a multiprocessor, but a block of another one. Whole: for kernels
-// that nothing fits beside.
+// Shared memory of a block. Two: so that two launches fit on a multiprocessor, and the next one can start early.
+// Whole: nothing fits beside it.
 constexpr int kSharedTwo = 112 * 1024;
-constexpr int kSharedAlone = 204 * 1024;
 constexpr int kSharedWhole = 227 * 1024;
 
-// How x comes to a block: it stays in shared memory, of which the block takes half or all (resident.cuh), or it passes
-// by in phases (phases.cuh).
-enum class Kind { kHalf, kWhole, kPhases };
+// How much of a multiprocessor a block takes.
+enum class Kind { kHalf, kWhole };
 
-// Tokens: 1, 2, 4, 8 or 16, the most a kernel takes.
-template <int Tokens, Kind Way = (Tokens >= 8 ? Kind::kPhases : Kind::kHalf)>
+// Tokens: 1, 2 or 4, the most a kernel takes.
+template <int Tokens, Kind Way = Kind::kHalf>
 struct Tile {
+  static_assert(Tokens == 1 || Tokens == 2 || Tokens == 4);
   static constexpr Kind kKind = Way;
-  static constexpr bool kMany = kKind == Kind::kPhases;
   static constexpr int kTokens = Tokens;
-  static constexpr int kColumns = (Tokens + 7) / 8;            // tiles of 8 tokens
-  static constexpr int kPhases = Tokens < 8 ? 8 / Tokens : 1;  // steps side by side in the columns
   // Why not 16 warps in half a multiprocessor: 64 registers a thread are too few.
   static constexpr int kWarps = kKind == Kind::kHalf ? 8 : 16, kThreads = 32 * kWarps;
   static constexpr int kBlocks = kKind == Kind::kHalf ? 2 : 1;  // that fit on a multiprocessor
-  static constexpr int kSharedBytes = kKind == Kind::kHalf    ? kSharedTwo
-                                      : kKind == Kind::kWhole ? kSharedWhole
-                                                              : kSharedAlone;
-  // Of all warps. Why less for 4 and 8 tokens: x takes more.
-  static constexpr int kRingKilobytes = kKind == Kind::kPhases  ? 160
-                                        : kKind == Kind::kWhole ? (Tokens <= 2   ? 150
-                                                                   : Tokens == 4 ? 130
-                                                                                 : 104)
-                                        : Tokens <= 2           ? 86
-                                                                : 60;
+  static constexpr int kSharedBytes = kKind == Kind::kHalf ? kSharedTwo : kSharedWhole;
+  // Of all warps. Why less for 4 tokens: x takes more.
+  static constexpr int kRingKilobytes = kKind == Kind::kWhole ? (Tokens <= 2 ? 150 : 130) : Tokens <= 2 ? 86 : 60;
   static constexpr int kRingBytes = kRingKilobytes * 1024 / kWarps;
 };
 
@@ -72,12 +60,8 @@ struct Problem {
   int pass_tiles;              // tiles of a row group whose sums meet at once
   int x_bytes, table_bytes;    // of a block's x; of what is known of each of its tokens and steps
   int meeting_bytes;           // of a pass
-  // Where K is walked in phases:
-  int parts_k;              // blocks that share K
-  int phases, phase_steps;  // of a block
-  float* parts;             // sums of each part of K
-  float step, zero_base;    // value = step * (code - zero_base)
-  float zero_factor;        // 1 / step
+  float step, zero_base;       // value = step * (code - zero_base)
+  float zero_factor;           // 1 / step
   bool bf16_scales;
   ZeroKind zero_kind;
   FloatType bias_type;
@@ -111,27 +95,6 @@ struct Position {
     const int row_group = first_row_group + (warp >> p.warps_k_shift);
     first_step = p.slices(slice), end_step = p.slices(slice + 1);
     first_tile = p.row_groups(row_group), end_tile = p.row_groups(row_group + 1);
-  }
-
-  // The same where blocks that have nothing in common share K.
-  __device__ Position(const Problem& problem, int warps, int parts_k)
-      : p(problem),
-        lane(threadIdx.x % 32),
-        warp(threadIdx.x / 32),
-        rank(blockIdx.x % parts_k),
-        slice((rank << p.warps_k_shift) + (warp & ((1 << p.warps_k_shift) - 1))),
-        first_row_group(blockIdx.x / parts_k * (warps >> p.warps_k_shift)) {
-    const int row_group = first_row_group + (warp >> p.warps_k_shift);
-    first_step = end_step = 0;
-    first_tile = p.row_groups(row_group), end_tile = p.row_groups(row_group + 1);
-  }
-
-  // This warp's part of a phase of its block.
-  __device__ __forceinline__ void slice_of(int phase, int& first, int& end) const {
-    const int each = p.phase_steps >> p.warps_k_shift;
-    const int block_end = p.slices(rank + 1);
-    first = p.slices(rank) + phase * p.phase_steps + (warp & ((1 << p.warps_k_shift) - 1)) * each;
-    end = min(first + each, block_end);
   }
 
   // The first step of the block of a rank.

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "../../args.h"
-#include "phases.cuh"
 #include "resident.cuh"
 
 namespace lowbit::decode {
@@ -14,7 +13,7 @@ namespace lowbit::decode {
 // then takes, or 0 when that is more than there is.
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 inline int split(Problem& p, int cluster_shift, int warps_k_shift, const Launch& launch) {
-  using Worker = ResidentWorkerOf<Weight, Act, Tile, Fine, Zeros>;
+  using Worker = WorkerOf<Weight, Act, Tile, Fine, Zeros>;
   using Map = decode::Map<typename Worker::Ring, Tile>;
   constexpr int kRows = Worker::Ring::kRows, kMostTiles = 8;
   const int cluster = 1 << cluster_shift, warps_k = 1 << warps_k_shift;
@@ -40,15 +39,15 @@ inline int split(Problem& p, int cluster_shift, int warps_k_shift, const Launch&
 }
 
 // What the busiest warp has to do, in steps of 128 k of one row tile. Measured on an H200: two tiles side by side
-// take 1.7 times as long as one, also where the second is missing; a tile's sums cost 1 step with 2 tokens, 2.5 with 4,
-// 5 with 8; every doubling of the row groups of a block, which then reads more places at once, costs 12%.
+// take 1.7 times as long as one, also where the second is missing; a tile's sums cost 1 step with 1 or 2 tokens, 2.5
+// with 4; every doubling of the row groups of a block, which then reads more places at once, costs 12%.
 template <int Rows, int Tokens>
 inline float cost(const Problem& p, int warps_n) {
   const int steps = p.slices.each + (p.slices.more > 0);
   const float tiles = Rows == 1 ? static_cast<float>(p.most_tiles) : 1.7f * ((p.most_tiles + 1) / 2);
   float spread_out = 1.0f;
   for (; warps_n > 1; warps_n /= 2) spread_out += 0.12f;
-  const float sums = Tokens <= 2 ? 1.0f : Tokens * 0.625f;
+  const float sums = Tokens <= 2 ? 1.0f : 2.5f;
   return tiles * steps * spread_out + sums * p.most_tiles + 4.0f * ((p.most_tiles + p.pass_tiles - 1) / p.pass_tiles);
 }
 
@@ -56,7 +55,7 @@ inline float cost(const Problem& p, int warps_n) {
 // memory, or 0 when nothing fits.
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 inline int spread(Problem& p, const Launch& launch) {
-  constexpr int kRows = ResidentWorkerOf<Weight, Act, Tile, Fine, Zeros>::Ring::kRows;
+  constexpr int kRows = WorkerOf<Weight, Act, Tile, Fine, Zeros>::Ring::kRows;
   // Clusters came with compute capability 9.0, like launches that overlap.
   const int most_cluster_shift = launch.overlap ? 1 : 0;
   for (int cluster_shift = 0; cluster_shift <= most_cluster_shift; ++cluster_shift) {
@@ -77,67 +76,6 @@ inline int spread(Problem& p, const Launch& launch) {
     return bytes;
   }
   return 0;
-}
-
-// Into how many parts K is cut, for blocks, and how finely for the warps of a block (a power of 2).
-struct Share {
-  int parts, shift;
-};
-
-// The cheapest way to share K where it is walked in phases. In steps of 128 k of two row tiles, measured on an H200:
-// two row tiles of a warp cost 2 whatever K is, a phase 2.2 where x does not stay and 0.3 where it does, a part of K
-// 0.25 in the second kernel, a megabyte of sums 0.3.
-template <class Worker, class Tile>
-inline Share cheapest_share(int tiles, int steps, int blocks) {
-  constexpr int kRows = Worker::Ring::kRows, kSteps = PhaseMap<typename Worker::Ring, Tile>::kPhaseSteps;
-  Share best{1, 0};
-  float best_price = 0.0f;
-  for (int parts = 1; parts <= std::min({steps, blocks, 32}); ++parts)
-    for (int shift = 0; kSteps >> shift; ++shift) {
-      const int warps_n = Tile::kWarps >> shift;
-      const int row_groups = std::min(blocks / parts * warps_n, (tiles + warps_n - 1) / warps_n * warps_n);
-      const int most_tiles = (tiles + row_groups - 1) / row_groups, bands = (most_tiles + kRows - 1) / kRows;
-      const int part_steps = (steps + parts - 1) / parts, phases = (part_steps + kSteps - 1) / kSteps;
-      const float work = static_cast<float>(bands) * ((part_steps + (1 << shift) - 1) >> shift);
-      const float megabytes = 16e-6f * static_cast<float>(parts << shift) * tiles * Worker::kItems;
-      const float price = work + (phases > 2 ? 2.2f * bands * phases : 2.0f * bands + 0.3f * phases) +
-                          0.25f * (parts << shift) + 0.3f * megabytes;
-      if (best_price && price >= best_price) continue;
-      best_price = price, best = {parts, shift};
-    }
-  return best;
-}
-
-// The same, looked up where a thread has asked for it before: the search takes microseconds, and a model calls for the
-// same few sizes again and again.
-template <class Worker, class Tile>
-inline Share remembered_share(int tiles, int steps, int blocks) {
-  struct Place {
-    int tiles, steps, blocks;
-    Share share;
-  };
-  static thread_local Place places[16]{};
-  Place& place = places[(tiles + 7 * steps) % 16];
-  if (place.tiles != tiles || place.steps != steps || place.blocks != blocks)
-    place = {tiles, steps, blocks, cheapest_share<Worker, Tile>(tiles, steps, blocks)};
-  return place.share;
-}
-
-// How a kernel that walks K in phases spreads its work, in p.
-template <class Worker, class Tile>
-inline void spread_phases(Problem& p, const Launch& launch) {
-  const int blocks = launch.clusters[0];
-  const Share share = remembered_share<Worker, Tile>(p.tiles, p.steps, blocks);
-  const int warps_n = Tile::kWarps >> share.shift;
-  const int row_groups = std::min(blocks / share.parts * warps_n, (p.tiles + warps_n - 1) / warps_n * warps_n);
-  const int part_steps = (p.steps + share.parts - 1) / share.parts;
-  p.phase_steps = PhaseMap<typename Worker::Ring, Tile>::kPhaseSteps;
-  p.warps_k_shift = share.shift, p.parts_k = share.parts;
-  p.phases = (part_steps + p.phase_steps - 1) / p.phase_steps;
-  p.slices = {p.steps / share.parts, p.steps % share.parts};
-  p.row_groups = {p.tiles / row_groups, p.tiles % row_groups};
-  p.most_tiles = (p.tiles + row_groups - 1) / row_groups;
-  p.grid = row_groups / warps_n * share.parts;
 }
 
 }  // namespace lowbit::decode

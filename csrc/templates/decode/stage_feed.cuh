@@ -15,22 +15,15 @@ namespace lowbit::decode {
 
 template <class Weight, class Tile, bool Zeros>
 struct StageRing {
-  static constexpr bool kFew = !Tile::kMany;
   static constexpr int kBits = Weight::kBits;
-  static constexpr int kRows = kBits <= 4 || !kFew ? 2 : 1;  // row tiles side by side: they share x
-  static constexpr int kSteps = kFew ? (kBits > 2           ? 1
-                                        : Tile::kTokens < 8 ? 4 / kBits
-                                                            : 2 / kBits)
-                                     : (Tile::kTokens > 8 ? 1
-                                        : kBits == 1      ? 4
-                                        : kBits <= 4      ? 2
-                                                          : 1);
+  static constexpr int kRows = kBits <= 4 ? 2 : 1;  // row tiles side by side: they share x
+  static constexpr int kSteps = kBits > 2 ? 1 : 4 / kBits;
   static constexpr int kTileBytes = 256 * kBits * kSteps;  // of one row tile in a stage
   static constexpr int kStageBytes = kTileBytes * kRows;
   static constexpr int kTileScales = 32 * kSteps;
   static constexpr int kSlotBytes = kTileScales * kRows * (Zeros ? 2 : 1);
   // Scales are read up to so many stages after their codes: where few tokens leave columns for several steps.
-  static constexpr int kLate = !kFew || 4 / Tile::kTokens <= kSteps ? 1 : 4 / Tile::kTokens / kSteps;
+  static constexpr int kLate = 4 / Tile::kTokens <= kSteps ? 1 : 4 / Tile::kTokens / kSteps;
   // Why less for 4 tokens: narrow codes need no more, and longer rows of x fit.
   static constexpr int kRoom =
       kBits <= 2 && Tile::kKind == Kind::kWhole && Tile::kTokens == 4 ? Tile::kRingBytes * 5 / 8 : Tile::kRingBytes;
@@ -45,7 +38,7 @@ struct StageRing {
   }
 };
 
-template <class Weight, class Tile, bool Zeros, class Walk>
+template <class Weight, class Tile, bool Zeros>
 struct StageFeed {
   using Ring = StageRing<Weight, Tile, Zeros>;
   static constexpr int kBits = Weight::kBits, kRows = Ring::kRows, kSteps = Ring::kSteps;
@@ -56,25 +49,19 @@ struct StageFeed {
   const int lane;
   const uint32_t ring;
   Walk walk;  // the next tiles
-  // The next stage: `left` steps before `end_step` are still to come.
+  // The next stage: `left` steps of the slice are still to come.
   const uint8_t* codes[kPlanes];  // this lane's bytes of each plane, widest first
   const uint8_t* scales;          // of this lane's row
-  int left, end_step;
+  int left;
   uint32_t rows_apart;  // 0 where there is no second row tile: the first comes twice then
   uint32_t to, slot;
 
   __device__ StageFeed(const Position& position, uint32_t ring_address)
-      : p(position.p),
-        lane(position.lane),
-        ring(ring_address),
-        walk(position, kRows),
-        left(0),
-        to(ring_address),
-        slot(0) {}
+      : p(position.p), lane(position.lane), ring(ring_address), walk(position), left(0), to(ring_address), slot(0) {}
 
   __device__ __forceinline__ void open_tiles() {
     if (walk.tile >= walk.end_tile) return;
-    left = walk.end_step - walk.first_step, end_step = walk.end_step;
+    left = walk.end_step - walk.first_step;
     rows_apart = walk.tile + 1 < walk.end_tile ? p.columns : 0;
     const int64_t code = static_cast<int64_t>(walk.tile) * p.columns + walk.first_step * kStepK;
 #pragma unroll
@@ -111,7 +98,7 @@ struct StageFeed {
         from += kBytes * width;
       }
       if (lane < (Zeros ? 2 : 1) * kScaleLanes) {
-        const int step = min(end_step - left + lane / 2 % kSteps, end_step - 1);
+        const int step = min(walk.end_step - left + lane / 2 % kSteps, walk.end_step - 1);
         ptx::copy_async(ring + Ring::kDepth * Ring::kStageBytes + slot + lane * 16,
                         scales + static_cast<uint32_t>(step >> p.group_steps) * 32u);
       }

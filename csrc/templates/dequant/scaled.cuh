@@ -1,0 +1,167 @@
+// Codes to scaled values as the A operand of a product: scale * (value - zero) or scale * value + zero, in x's type.
+//
+// A value is exact until its zero is taken away and its scale applied, each with one rounding: the error is that of a
+// weight expanded to x's type. Sums then need no scale of their own, however many tokens they hold.
+#pragma once
+#include <type_traits>
+
+#include "float.cuh"
+
+namespace lowbit {
+
+// Codes to numbers value / kFactor / step, exact; step as in struct Affine, 1 for floats.
+template <class Weight, class Act>
+struct ExactDecoder;
+
+// fp16 integers: `1024 + code * 2^q` is one lop3, then a fused multiply-add takes 1024 and the offset away.
+template <int Bits>
+struct ExactDecoder<Int<Bits>, __half> {
+  using Codes = planes::Codes<Bits>;
+  using Words = typename Codes::Source;
+  // Why: the offset of int1 is 0.5, and 1024.5 is no fp16 number. Twice the code is made of one that lies a bit higher.
+  static constexpr int kLift = Bits == 1 ? 1 : 0;
+  static constexpr float kFactor = 1.0f / (1 << kLift);
+  static __host__ __device__ constexpr int code_bit(int h) { return Codes::code_bit(h) + kLift; }
+
+  uint32_t minus[2];  // of row halves
+
+  __device__ explicit ExactDecoder(float offset) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const __half2 sum = __float2half2_rn(-(1024.0f / (1 << code_bit(h)) + offset) * (1 << kLift));
+      minus[h] = reinterpret_cast<const uint32_t&>(sum);
+    }
+  }
+
+  __device__ __forceinline__ void fragment(const Words& from, int f, uint32_t (&a)[4]) const {
+    constexpr uint32_t k1024 = 0x64006400u;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t word = Codes::merged(from, f, h, kLift);
+      const uint32_t factor = planes::halves((15u + kLift - code_bit(h)) << 10);  // 2^(lift - q)
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        uint32_t& to = a[h + 2 * c];
+        if constexpr (Bits == 8) {
+          to = __byte_perm(word, k1024, c ? 0x5351 : 0x5250);
+        } else {
+          // Why in asm: the compiler makes two instructions of (x & mask) | k1024.
+          asm("lop3.b32 %0, %1, %2, %3, 0xEA;\n"
+              : "=r"(to)
+              : "r"(c ? word >> 8 : word), "r"(planes::halves(((1u << Bits) - 1) << code_bit(h))), "r"(k1024));
+        }
+        asm("fma.rn.f16x2 %0, %0, %1, %2;\n" : "+r"(to) : "r"(factor), "r"(minus[h]));
+      }
+    }
+  }
+};
+
+template <int Bits>
+struct ExactDecoder<Int<Bits>, __nv_bfloat16> : Decoder<Int<Bits>, __nv_bfloat16> {
+  using Base = Decoder<Int<Bits>, __nv_bfloat16>;
+  using Base::Base;
+  static constexpr float kFactor = Base::kUnit;
+};
+
+template <int Exponent, int Mantissa, class Act>
+struct ExactDecoder<Float<Exponent, Mantissa>, Act> : Decoder<Float<Exponent, Mantissa>, Act> {
+  using Base = Decoder<Float<Exponent, Mantissa>, Act>;
+  using Base::Base;
+  static constexpr float kFactor = 1.0f;
+
+  __device__ __forceinline__ void fragment(const typename Base::Words& from, int f, uint32_t (&a)[4]) const {
+    Base::fragment(from, f, a);
+    if constexpr (std::is_same<Act, __half>::value && Base::kUnit != 1.0f) {
+      const __half2 unit = __float2half2_rn(Base::kUnit);
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        asm("mul.rn.f16x2 %0, %0, %1;\n" : "+r"(a[r]) : "r"(reinterpret_cast<const uint32_t&>(unit)));
+    }
+  }
+};
+
+namespace pairs {
+
+template <class Act>
+__device__ __forceinline__ uint32_t both(float value) {
+  if constexpr (std::is_same<Act, __half>::value) {
+    const __half2 pair = __float2half2_rn(value);
+    return reinterpret_cast<const uint32_t&>(pair);
+  } else {
+    const __nv_bfloat162 pair = __float2bfloat162_rn(value);
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
+}
+
+template <class Act>
+__device__ __forceinline__ uint32_t multiply(uint32_t a, uint32_t b) {
+  if constexpr (std::is_same<Act, __half>::value) {
+    asm("mul.rn.f16x2 %0, %0, %1;\n" : "+r"(a) : "r"(b));
+  } else {
+    asm("mul.rn.bf16x2 %0, %0, %1;\n" : "+r"(a) : "r"(b));
+  }
+  return a;
+}
+
+template <class Act>
+__device__ __forceinline__ uint32_t add(uint32_t a, uint32_t b) {
+  if constexpr (std::is_same<Act, __half>::value) {
+    asm("add.rn.f16x2 %0, %0, %1;\n" : "+r"(a) : "r"(b));
+  } else {
+    asm("add.rn.bf16x2 %0, %0, %1;\n" : "+r"(a) : "r"(b));
+  }
+  return a;
+}
+
+template <class Act>
+__device__ __forceinline__ uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) {
+  if constexpr (std::is_same<Act, __half>::value) {
+    asm("fma.rn.f16x2 %0, %0, %1, %2;\n" : "+r"(a) : "r"(b), "r"(c));
+  } else {
+    asm("fma.rn.bf16x2 %0, %0, %1, %2;\n" : "+r"(a) : "r"(b), "r"(c));
+  }
+  return a;
+}
+
+}  // namespace pairs
+
+template <class Weight, class Act, bool Zeros>
+struct ScaledDecoder {
+  using Exact = ExactDecoder<Weight, Act>;
+  using Words = typename Exact::Words;
+
+  // What one group of rows g and g + 8 needs: value = (number + before) * scale + after.
+  struct Group {
+    uint32_t scale[2], before[2], after[2];
+  };
+
+  const Exact exact;
+  const float step;
+
+  // zero_base = offset / step of struct Affine.
+  __device__ ScaledDecoder(float affine_step, float zero_base) : exact(zero_base), step(affine_step) {}
+
+  // scales, zeros: of rows g and g + 8. is_min: the zero is added after the scale.
+  __device__ __forceinline__ Group group(float2 scales, float2 zeros, bool is_min) const {
+    const float factor = step * Exact::kFactor;
+    Group made{{pairs::both<Act>(scales.x * factor), pairs::both<Act>(scales.y * factor)}, {}, {}};
+    if constexpr (Zeros) {
+      const float before = is_min ? 0.0f : -1.0f / factor, after = is_min ? 1.0f : 0.0f;
+      made.before[0] = pairs::both<Act>(zeros.x * before), made.before[1] = pairs::both<Act>(zeros.y * before);
+      made.after[0] = pairs::both<Act>(zeros.x * after), made.after[1] = pairs::both<Act>(zeros.y * after);
+    }
+    return made;
+  }
+
+  __device__ __forceinline__ void fragment(const Words& from, int f, const Group& group, uint32_t (&a)[4]) const {
+    exact.fragment(from, f, a);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int h = r % 2;
+      a[r] = Zeros ? pairs::multiply_add<Act>(pairs::add<Act>(a[r], group.before[h]), group.scale[h], group.after[h])
+                   : pairs::multiply<Act>(a[r], group.scale[h]);
+    }
+  }
+};
+
+}  // namespace lowbit

@@ -1,0 +1,163 @@
+// Family `gemm_sm90`: y = x * W^T for 5 tokens and more, on tensors that the copy engine brings (compute capability 9.0
+// and newer; 17 tokens and more on 9.0 alone).
+//
+//   W  packed codes in layout nvidia, 16-bit scales and zeros [N/16][G][16] (lowbit/pack/layout.py)
+//   x  fp16 or bf16 [m, k], rows 16-byte aligned;  y  [m, n] of the same type;  fp32 sums
+//
+// A task is a block of rows of W times a tile of tokens, over all of K. K is walked in stages, and the stages of all
+// tasks, one after the other, are shared evenly by the blocks, one a multiprocessor:
+//
+//     task 0            task 1            task 2            ...
+//     |----|----|----|----|----|----|----|----|----|----|---    stages
+//     <- block 0  -><- block 1   -><- block 2   -><- block 3
+//
+// A block leaves the sums of each part of a task that it has in memory; add_parts makes y of them. In a block one warp
+// brings stages of W, its scales and x to a ring in shared memory; the others multiply, 16 rows each: up to 16 tokens
+// by mma.sync (narrow.cuh), more by wgmma (wide.cuh). Weights do not depend on the kernel before: the first of them are
+// asked for before griddepcontrol.wait.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <atomic>
+
+#include "gemm_sm90/add.cuh"
+#include "gemm_sm90/helpers.cuh"
+#include "gemm_sm90/maps.cuh"
+#include "gemm_sm90/narrow.cuh"
+#include "gemm_sm90/shape.cuh"
+#include "gemm_sm90/wide.cuh"
+
+namespace lowbit::gemm_sm90 {
+
+template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+using WorkerOf =
+    std::conditional_t<Tile::kWgmma, Wide<Weight, Act, Tile, Fine, Zeros>, Narrow<Weight, Act, Tile, Fine, Zeros>>;
+
+// Whether this target has what a tile needs; elsewhere its kernel is empty, and never launched (prepare).
+template <class Tile>
+constexpr bool kBuilt =
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    true;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+    !Tile::kWgmma;
+#else
+    false;
+#endif
+
+// The most registers of a thread: with up to 16 tokens, what leaves room for a block of add_parts beside one of
+// multiply, which can start early then. Those of wgmma stay below theirs by as much.
+template <class Tile>
+struct Bounds {
+  static constexpr int kRegisters = Tile::kWgmma ? 168 : 88;
+  static constexpr int kAddThreads = Tile::kWgmma ? 128 : 256;
+};
+
+template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+__global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_constant__ Problem p) {
+  if constexpr (kBuilt<Tile>) {
+    using Worker = WorkerOf<Weight, Act, Tile, Fine, Zeros>;
+    using Map = typename Worker::Map;
+    extern __shared__ uint8_t memory[];
+
+    // ---- setup
+    ptx::launch_dependents();
+    const uint32_t base = (ptx::shared_address(memory) + 1023) & ~1023u;
+    // Why a shuffle: the compiler then knows that a warp goes one way.
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, helper = warp - Tile::kWarps;
+    if (helper == 0 && lane == 0) {
+#pragma unroll 1
+      for (int i = 0; i < Map::kDepth; ++i) {
+        ptx::arrivals_init(base + Map::kFull + 8 * i, 1);
+        ptx::arrivals_init(base + Map::kSummed + 8 * i, kSummers * kSumLanes);
+        ptx::arrivals_init(base + Map::kEmpty + 8 * i, Tile::kWarps);
+      }
+      ptx::publish_barriers();
+    }
+    if (helper == 1 && lane == 0) ptx::prefetch_map(p.codes[0]), ptx::prefetch_map(p.scales), ptx::prefetch_map(p.x);
+    __syncthreads();
+
+    // ---- weights: they do not depend on the kernel before
+    const Share share(p);
+    const Worker worker(p, base, warp, lane);
+    const Producer<Weight, Tile, Fine, Zeros> producer(p, share, base);
+    if (helper == 0) {
+      if (ptx::elect_one()) producer.start();
+    }
+
+    // ---- everything else
+    ptx::wait_for_previous_kernel();
+    if (helper == 0) {
+      if (ptx::elect_one()) producer.go_on();
+    } else if (helper > 0) {
+      constexpr float kUnit = 1.0f / lowbit::Decoder<Weight, Act>::kUnit;
+      if (Worker::kSummed)
+        add_up_x<Act, typename Worker::Stage, Tile>(share.end - share.begin, base, helper - 1, lane, kUnit);
+    } else {
+      worker.run(share);
+    }
+  }
+}
+
+// Tells the driver once per device how much shared memory a kernel takes; a cudaError_t, cudaErrorInvalidValue where
+// the kernel is empty: a device may run code of this build that was made for an older one.
+inline cudaError_t prepare(const void* function, int device, std::atomic<uint64_t>& prepared) {
+  const uint64_t bit = uint64_t{1} << (device & 63);
+  if (device < 64 && (prepared.load(std::memory_order_relaxed) & bit)) return cudaSuccess;
+  constexpr int kEmpty = 16;  // registers that an empty kernel stays below
+  cudaFuncAttributes attributes{};
+  cudaError_t error = cudaFuncGetAttributes(&attributes, function);
+  if (error == cudaSuccess && attributes.numRegs < kEmpty) return cudaErrorInvalidValue;
+  if (error == cudaSuccess)
+    error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedAlone);
+  if (error == cudaSuccess) prepared.fetch_or(bit, std::memory_order_relaxed);
+  return error;
+}
+
+inline cudaError_t start(void (*function)(Problem), const Problem& p, int grid, int threads, int shared,
+                         const Launch& launch) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = shared;
+  config.stream = static_cast<cudaStream_t>(launch.stream);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, function, p);
+}
+
+template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+inline int launch_kernels(const MatmulArgs& args, const Launch& launch, Affine affine) {
+  using Worker = WorkerOf<Weight, Act, Tile, Fine, Zeros>;
+  static std::atomic<uint64_t> prepared{0};
+  const auto function = multiply<Weight, Act, Tile, Fine, Zeros>;
+  Problem p{};
+  if (!pose<Weight, Tile, Fine, Zeros>(args, launch, affine, p)) return cudaErrorInvalidValue;
+  for (int h = 0; h < 2; ++h) p.factor[h] = Worker::unit(h) * (Tile::kWgmma ? 1.0f : p.step);
+  if (const cudaError_t error = prepare(reinterpret_cast<const void*>(function), launch.device, prepared)) return error;
+  const int64_t part_bytes = int64_t{Tile::kRows} * Tile::kTokens * 4;
+  p.parts = static_cast<float*>(launch.scratch(launch.owner, (p.blocks + p.tasks) * part_bytes));
+  if (const cudaError_t error = start(function, p, p.blocks, Tile::kThreads, kSharedAlone, launch)) return error;
+  constexpr int kAdds = Bounds<Tile>::kAddThreads;
+  const int items = (p.n + 15) / 16 * ((p.m + 7) / 8) * 32;
+  return start(add_parts<Act, Tile, kAdds>, p, (items + kAdds - 1) / kAdds, kAdds, 0, launch);
+}
+
+// args: checked by the caller; x rows 16-byte aligned, codes in layout nvidia, 16-bit scales; m <= Tile::kTokens where
+// a tile multiplies by mma.sync. Returns a cudaError_t: cudaErrorInvalidValue when this tile can't hold the problem.
+template <class Weight, class Act, class Tile>
+inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
+  const bool fits = Tile::kWgmma ? launch.capability == 90 : launch.capability >= 90 && launch.capability < 120;
+  if (!fits || args.x.m < 1 || args.w.scale_type == ScaleType::kFloat32) return cudaErrorInvalidValue;
+  if (!Tile::kWgmma && args.x.m > Tile::kTokens) return cudaErrorInvalidValue;
+  const bool fine = args.w.group_size > 0 && args.w.group_size < kStepK;
+  if (args.w.zero_kind == ZeroKind::kNone)
+    return fine ? launch_kernels<Weight, Act, Tile, true, false>(args, launch, affine)
+                : launch_kernels<Weight, Act, Tile, false, false>(args, launch, affine);
+  return fine ? launch_kernels<Weight, Act, Tile, true, true>(args, launch, affine)
+              : launch_kernels<Weight, Act, Tile, false, true>(args, launch, affine);
+}
+
+}  // namespace lowbit::gemm_sm90

@@ -1,0 +1,134 @@
+// What the helping warps of a block do: one brings the stages, three add up x where offsets and zeros need its sums.
+#pragma once
+#include "../dequant/int.cuh"
+#include "../dequant/planes.cuh"
+#include "../ptx/async.cuh"
+#include "../ptx/mma.cuh"
+#include "../ptx/tma.cuh"
+#include "shape.cuh"
+
+namespace lowbit::gemm_sm90 {
+
+constexpr int kSummers = 3;   // warps that add up x
+constexpr int kSumLanes = 4;  // of them that have sums, of two tokens each
+
+// A stage of a task. Why kept: divisions for every stage would be on the way to the first ones.
+struct Cursor {
+  int stage, tile, token, token_tile;
+
+  // row_tiles, tokens: of a task.
+  __device__ __forceinline__ Cursor(const Problem& p, const Share& share, int row_tiles, int tokens) {
+    const int row_block = share.task / p.token_tiles;
+    stage = share.begin - share.task * p.stages, tile = row_block * row_tiles;
+    token_tile = share.task - row_block * p.token_tiles, token = token_tile * tokens;
+  }
+  __device__ __forceinline__ void next(const Problem& p, int row_tiles, int tokens) {
+    if (++stage < p.stages) return;
+    stage = 0, token += tokens;
+    if (++token_tile < p.token_tiles) return;
+    token_tile = token = 0, tile += row_tiles;
+  }
+};
+
+// One thread asks for all stages of a block, one after the other.
+template <class Weight, class Tile, bool Fine, bool Zeros>
+struct Producer {
+  using Stage = gemm_sm90::Stage<Weight, Tile, Fine, Zeros>;
+  using Map = gemm_sm90::Map<Stage>;
+
+  const Problem& p;
+  const uint32_t base;
+  const int count, early;  // stages
+  const Cursor first;
+  const uint64_t once = ptx::make_policy<ptx::Keep::kFirstOut>(), again = ptx::make_policy<ptx::Keep::kLastOut>();
+
+  __device__ Producer(const Problem& problem, const Share& share, uint32_t shared)
+      : p(problem),
+        base(shared),
+        count(share.end - share.begin),
+        early(min(Map::kEarly, max(count / 4, 1))),
+        first(problem, share, Tile::kRowTiles, Tile::kTokens) {}
+
+  __device__ __forceinline__ void ask_for_weights(const Cursor& at, int place) const {
+    const int step = at.stage * Stage::kSteps;
+    const uint32_t barrier = base + Map::kFull + 8 * place;
+    const uint32_t groups_bytes = p.stage_groups * 32 * Tile::kRowTiles;
+    ptx::arrive_expecting(barrier, Stage::kX + Stage::kCodes + groups_bytes * (Zeros ? 2 : 1));
+    uint32_t to = base + place * Stage::kBytes + Stage::kX;
+#pragma unroll
+    for (int width = 8; width >= 1; width /= 2) {
+      if (!(Stage::kBits & width)) continue;
+      ptx::copy_box(to, p.codes[planes::plane_index(Stage::kBits, width)], step * 32 * width, at.tile, barrier, once);
+      to += Tile::kRowTiles * Stage::kSteps * 256 * width;
+    }
+    const int group = Fine ? step * 8 >> p.group_fragments : step >> p.group_steps;
+    ptx::copy_box(to, p.scales, group * 4, at.tile, barrier, once);
+    if (Zeros) ptx::copy_box(to + Stage::kScales, p.zeros, group * 4, at.tile, barrier, once);
+  }
+
+  __device__ __forceinline__ void ask_for_x(const Cursor& at, int place) const {
+#pragma unroll
+    for (int i = 0; i < 2 * Stage::kSteps; ++i)
+      ptx::copy_box(base + place * Stage::kBytes + i * Stage::kXBox, p.x, (at.stage * 2 * Stage::kSteps + i) * 64,
+                    at.token, base + Map::kFull + 8 * place, again);
+  }
+
+  // Before the kernel before has ended: weights alone.
+  __device__ __forceinline__ void start() const {
+    Cursor at = first;
+#pragma unroll 1
+    for (int i = 0; i < early; ++i) {
+      ask_for_weights(at, i);
+      at.next(p, Tile::kRowTiles, Tile::kTokens);
+    }
+  }
+
+  // After.
+  __device__ __forceinline__ void go_on() const {
+    Cursor at = first;
+    Place<Map::kDepth> place;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      // The first round finds all places empty.
+      if (i >= Map::kDepth) ptx::wait_arrivals(base + Map::kEmpty + 8 * place.index, place.parity ^ 1);
+      if (i >= early) ask_for_weights(at, place.index);
+      ask_for_x(at, place.index);
+      at.next(p, Tile::kRowTiles, Tile::kTokens);
+      place.next();
+    }
+  }
+};
+
+// Sums of 128 k of x, in units of 1 / Decoder::kUnit: a product with ones, of which every row is the sum. A warp takes
+// every third of the steps and columns of a stage.
+template <class Act, class Stage, class Tile>
+__device__ __forceinline__ void add_up_x(int stages, uint32_t base, int summer, int lane, float unit) {
+  using Map = gemm_sm90::Map<Stage>;
+  constexpr uint32_t kOne = std::is_same<Act, __half>::value ? 0x3C003C00u : 0x3F803F80u;
+  const uint32_t one[4] = {kOne, kOne, kOne, kOne};
+  const uint32_t own = lane % 8 * 128 + ((lane / 8) ^ (lane % 8)) * 16;  // swizzled: 16 bytes of a token
+  Place<Map::kDepth> place;
+#pragma unroll 1
+  for (int at = 0; at < stages; ++at, place.next()) {
+    ptx::wait_arrivals(base + Map::kFull + 8 * place.index, place.parity);
+#pragma unroll 2
+    for (int unit_of_stage = summer; unit_of_stage < Stage::kSteps * Tile::kColumns; unit_of_stage += kSummers) {
+      const int step = unit_of_stage / Tile::kColumns, column = unit_of_stage % Tile::kColumns;
+      const uint32_t row = base + place.index * Stage::kBytes + 2 * step * Stage::kXBox + column * 1024 + own;
+      float sum[2][4] = {};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // 32 k each
+        uint32_t b[4];
+        ptx::load_matrices(b, (row + i / 2 * Stage::kXBox) ^ (i % 2 * 64));
+        ptx::mma<Act>(sum[0], one, b[0], b[1]);
+        ptx::mma<Act>(sum[1], one, b[2], b[3]);
+      }
+      if (lane < kSumLanes)
+        ptx::store_shared(base + Map::kSums + place.index * Stage::kSums + unit_of_stage * 32 + lane * 8,
+                          {unit * (sum[0][0] + sum[1][0]), unit * (sum[0][1] + sum[1][1])});
+    }
+    if (lane < kSumLanes) ptx::arrive(base + Map::kSummed + 8 * place.index);
+  }
+}
+
+}  // namespace lowbit::gemm_sm90

@@ -1,0 +1,134 @@
+// How family gemm_sm90 cuts its work, and where things lie in shared memory. The picture is in gemm_sm90.cuh.
+#pragma once
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "../../args.h"
+#include "../layout.cuh"
+
+namespace lowbit::gemm_sm90 {
+
+using layout::kStepK;  // 128 k: whole tiles of every plane
+
+// Shared memory of a block: two of them must not meet on a multiprocessor. Why not all of its 228 KB: the system takes
+// 1 KB of every block, also of those of add_parts, which are to start beside.
+constexpr int kSharedAlone = 220 * 1024;
+
+// Tokens: columns of a tile. Up to 16 are multiplied by mma.sync, with 16 warps; more by wgmma, with two warpgroups, of
+// which each has the registers for 64 x 128 sums. A warp takes 16 rows. One more warpgroup helps: a warp brings
+// everything, the others add up x.
+template <int Tokens>
+struct Tile {
+  static constexpr int kTokens = Tokens, kColumns = Tokens / 8;
+  static constexpr bool kWgmma = Tokens >= 32;
+  static constexpr int kWarps = kWgmma ? 8 : 16, kThreads = 32 * (kWarps + 4);
+  static constexpr int kRowTiles = kWarps, kRows = 16 * kRowTiles;
+};
+
+// K or steps cut into parts that differ by one at most: part i starts at i * each + min(i, more).
+struct Cut {
+  int each, more;
+  __device__ __forceinline__ int operator()(int i) const { return i * each + min(i, more); }
+  // The part that holds `at`.
+  __device__ __forceinline__ int part_of(int at) const {
+    const int longer = more * (each + 1);
+    return at < longer ? at / (each + 1) : (at - more) / each;
+  }
+};
+
+// What a block holds of W and x at once: a stage of some steps of 128 k, as the copy engine writes it.
+//
+//   x      [64 k][token][128 bytes], swizzled    codes   plane by plane, [row tile][step][tile of the plane]
+//   scales [row tile][group][32 bytes], then zeros alike
+template <class Weight, class Tile, bool Fine, bool Zeros>
+struct Stage {
+  static constexpr int kBits = Weight::kBits;
+  static constexpr int kXBox = Tile::kTokens * 128;  // bytes of 64 k
+  static constexpr int kStepBytes = 2 * kXBox + Tile::kRowTiles * 256 * kBits;
+  // As many as a box holds (256 items of 8 bytes a row tile of the widest plane), and some stages fit.
+  static constexpr int kWidest = kBits & 8 ? 8 : kBits & 4 ? 4 : 2;
+  static constexpr int kMost = 44 * 1024 / kStepBytes < 8 / kWidest ? 44 * 1024 / kStepBytes : 8 / kWidest;
+  static constexpr int kSteps = kMost >= 4 ? 4 : kMost >= 2 ? 2 : 1;
+  static constexpr int kX = 2 * kXBox * kSteps;
+  static constexpr int kCodes = Tile::kRowTiles * 256 * kBits * kSteps;
+  static constexpr int kScales = Tile::kRowTiles * 32 * kSteps * (Fine ? 8 : 1);                 // room for them
+  static constexpr int kBytes = (kX + kCodes + kScales * (Zeros ? 2 : 1) + 1023) / 1024 * 1024;  // swizzles repeat
+  static constexpr int kSums = kSteps * Tile::kTokens * 4;  // of x, 128 k of a token each
+};
+
+// Where things lie in shared memory, from the first multiple of 1024.
+template <class Stage>
+struct Map {
+  static constexpr int kFixed = 2 * 1024;  // barriers, and what lies before the first multiple of 1024
+  static constexpr int kFit = (kSharedAlone - kFixed) / (Stage::kBytes + Stage::kSums);
+  static constexpr int kDepth = kFit > 12 ? 12 : kFit;  // stages
+  static constexpr int kSums = kDepth * Stage::kBytes;
+  static constexpr int kFull = kSums + kDepth * Stage::kSums;  // barriers: a stage has come
+  static constexpr int kSummed = kFull + 8 * kDepth;           // its sums of x are there
+  static constexpr int kEmpty = kSummed + 8 * kDepth;          // all warps have read it
+  static_assert(kDepth >= 2 && kEmpty + 8 * kDepth + 1024 <= kSharedAlone);
+  // Stages of weights asked for before the kernel before has ended. Why not all: x would stand in line behind them.
+  static constexpr int kEarly = Stage::kBits <= 2 ? 1 : Stage::kBits <= 4 ? 2 : 3;
+  static_assert(kEarly <= kDepth);
+};
+
+// Everything a kernel is told; sizes are those of the unpadded problem.
+struct Problem {
+  CUtensorMap codes[3];  // of each plane, widest first: [row tile][8 bytes of it along k]
+  CUtensorMap scales, zeros;
+  CUtensorMap x;
+  int n, m;
+  int stages;       // of all of K
+  int token_tiles;  // tiles of tokens; a row block and a tile of tokens make a task
+  int tasks, blocks;
+  Cut cut;              // stages of all tasks, one after the other, over blocks
+  int group_steps;      // of groups of at least 128: step >> group_steps is one; 30: one group
+  int group_fragments;  // of finer ones: fragment >> group_fragments is one
+  int stage_groups;     // groups in a stage
+  float* parts;         // sums of each part of a task that a block has: [block + task][row tile][column][lane][4]
+  void* y;
+  const void* bias;
+  int64_t y_stride;       // elements
+  float step, zero_base;  // value = step * (code - zero_base)
+  float factor[2];        // of a finished sum, by row half
+  bool bf16_scales;
+  ZeroKind zero_kind;
+  FloatType bias_type;
+};
+
+// A task that a block has a part of, and which stages of it: begin .. end - 1, counted over all tasks.
+struct Part {
+  int task, begin, end;
+};
+
+// This block's stages, counted over all tasks, and the task of the first.
+struct Share {
+  int begin, end, task;
+
+  __device__ __forceinline__ explicit Share(const Problem& p)
+      : begin(p.cut(blockIdx.x)), end(p.cut(blockIdx.x + 1)), task(begin / p.stages) {}
+
+  // Calls body(part) for every part of a task.
+  template <class Body>
+  __device__ __forceinline__ void for_parts(const Problem& p, const Body& body) const {
+    int from = begin, own = task;
+#pragma unroll 1
+    while (from < end) {
+      const int stop = min(end, (own + 1) * p.stages);
+      body(Part{own, from, stop});
+      from = stop, ++own;
+    }
+  }
+};
+
+// Which place of the ring comes next, and the phase that its barriers are in.
+template <int Depth>
+struct Place {
+  uint32_t index = 0, parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++index == Depth) index = 0, parity ^= 1;
+  }
+};
+
+}  // namespace lowbit::gemm_sm90

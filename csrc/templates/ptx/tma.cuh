@@ -1,0 +1,85 @@
+// Copies of boxes of a tensor into shared memory by its copy engine, and the barriers that count their bytes (compute
+// capability 9.0).
+//
+// Volatile with a memory clobber, like everything in async.cuh. Compiles to nothing for older targets, whose kernels
+// are never launched.
+#pragma once
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace lowbit::ptx {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define LOWBIT_TENSOR_COPIES 1
+#endif
+
+// True in one thread of a warp that has converged. Why not lane == 0: the compiler then knows that one thread runs, and
+// keeps operands of copies in uniform registers.
+__device__ __forceinline__ bool elect_one() {
+  uint32_t chosen = 0;
+#ifdef LOWBIT_TENSOR_COPIES
+  asm volatile(
+      "{\n"
+      ".reg .pred one;\n"
+      "elect.sync _|one, 0xFFFFFFFF;\n"
+      "selp.u32 %0, 1, 0, one;\n"
+      "}\n"
+      : "=r"(chosen));
+#endif
+  return chosen;
+}
+
+// Barriers that were just initialized are seen by the copy engine.
+__device__ __forceinline__ void publish_barriers() {
+#ifdef LOWBIT_TENSOR_COPIES
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+#endif
+}
+
+// Arrives at a barrier and announces bytes that its phase has to wait for.
+__device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
+#ifdef LOWBIT_TENSOR_COPIES
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void arrive(uint32_t barrier) {
+#ifdef LOWBIT_TENSOR_COPIES
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
+#endif
+}
+
+// How long a line is worth keeping in L2.
+enum class Keep { kFirstOut, kLastOut };
+template <Keep Policy>
+__device__ __forceinline__ uint64_t make_policy() {
+  uint64_t policy = 0;
+#ifdef LOWBIT_TENSOR_COPIES
+  if (Policy == Keep::kFirstOut) asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+  if (Policy == Keep::kLastOut) asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;\n" : "=l"(policy));
+#endif
+  return policy;
+}
+
+// The box at (inner, outer) of a 2-D tensor to shared memory; the barrier counts its bytes. What lies outside of the
+// tensor becomes 0 and counts too.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, int inner, int outer, uint32_t barrier,
+                                         uint64_t policy) {
+#ifdef LOWBIT_TENSOR_COPIES
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5;\n" ::"r"(to),
+      "l"(&map), "r"(inner), "r"(outer), "r"(barrier), "l"(policy)
+      : "memory");
+#endif
+}
+
+// Brings a map into its cache.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+#ifdef LOWBIT_TENSOR_COPIES
+  asm volatile("prefetch.tensormap [%0];\n" ::"l"(&map) : "memory");
+#endif
+}
+
+}  // namespace lowbit::ptx

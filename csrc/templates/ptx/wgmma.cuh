@@ -1,0 +1,83 @@
+// wgmma: 64 rows of the weight in the registers of a warpgroup x tokens in shared memory, over 16 k (sm_90a alone).
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace lowbit::ptx {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define LOWBIT_WGMMA(text) asm volatile(text::: "memory")
+#else
+#define LOWBIT_WGMMA(text)
+#endif
+
+// Registers that products read or add to were written before.
+__device__ __forceinline__ void begin_products() { LOWBIT_WGMMA("wgmma.fence.sync.aligned;\n"); }
+// Ends a group of products.
+__device__ __forceinline__ void commit_products() { LOWBIT_WGMMA("wgmma.commit_group.sync.aligned;\n"); }
+// Returns when at most Pending of the newest groups still run; registers of all others are free.
+template <int Pending>
+__device__ __forceinline__ void wait_products() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(Pending) : "memory");
+#endif
+}
+
+// x in shared memory as the copy engine writes it with a swizzle of 128 bytes: 64 k of a token in a row of 128 bytes,
+// 8 tokens in 1024, where `address` starts, a multiple of that. The next 16 k are 2 further on.
+__device__ __forceinline__ uint64_t describe_tokens(uint32_t address) {
+  constexpr uint64_t kEightTokens = 1024 >> 4, kSwizzle128 = 1;
+  return static_cast<uint64_t>(address >> 4) | uint64_t{1} << 16 | kEightTokens << 32 | kSwizzle128 << 62;
+}
+
+// sum[4j + 2h + i] += row g + 8h of the warp's 16 x token 8j + 2t + i, for lane 4g + t; a as in mma.
+template <class Act, int Tokens>
+__device__ __forceinline__ void wgmma(float (&sum)[Tokens / 2], const uint32_t (&a)[4], uint64_t tokens);
+
+#define LOWBIT_SUMS_4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
+#define LOWBIT_SUMS_16(i) LOWBIT_SUMS_4(i), LOWBIT_SUMS_4(i + 4), LOWBIT_SUMS_4(i + 8), LOWBIT_SUMS_4(i + 12)
+#define LOWBIT_LIST_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define LOWBIT_LIST_32 LOWBIT_LIST_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define LOWBIT_LIST_64                                                                                     \
+  LOWBIT_LIST_32                                                                                           \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, " \
+  "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define LOWBIT_PRODUCT(tokens_, type, list, a0, a1, a2, a3, b, ...)                                                    \
+  asm volatile("{\n.reg .pred add;\nsetp.eq.u32 add, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" tokens_ "k16.f32." type \
+               "." type " {" list "}, {%" a0 ", %" a1 ", %" a2 ", %" a3 "}, %" b ", add, 1, 1, 0;\n}\n"                \
+               : __VA_ARGS__                                                                                           \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens))
+#else
+#define LOWBIT_PRODUCT(...)
+#endif
+#define LOWBIT_PRODUCTS(act, type)                                                                                   \
+  template <>                                                                                                        \
+  __device__ __forceinline__ void wgmma<act, 32>(float (&sum)[16], const uint32_t (&a)[4], uint64_t tokens) {        \
+    LOWBIT_PRODUCT("32", type, LOWBIT_LIST_16, "16", "17", "18", "19", "20", LOWBIT_SUMS_16(0));                     \
+  }                                                                                                                  \
+  template <>                                                                                                        \
+  __device__ __forceinline__ void wgmma<act, 64>(float (&sum)[32], const uint32_t (&a)[4], uint64_t tokens) {        \
+    LOWBIT_PRODUCT("64", type, LOWBIT_LIST_32, "32", "33", "34", "35", "36", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16)); \
+  }                                                                                                                  \
+  template <>                                                                                                        \
+  __device__ __forceinline__ void wgmma<act, 128>(float (&sum)[64], const uint32_t (&a)[4], uint64_t tokens) {       \
+    LOWBIT_PRODUCT("128", type, LOWBIT_LIST_64, "64", "65", "66", "67", "68", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16), \
+                   LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48));                                                          \
+  }
+LOWBIT_PRODUCTS(__half, "f16")
+LOWBIT_PRODUCTS(__nv_bfloat16, "bf16")
+
+#undef LOWBIT_PRODUCTS
+#undef LOWBIT_PRODUCT
+#undef LOWBIT_LIST_64
+#undef LOWBIT_LIST_32
+#undef LOWBIT_LIST_16
+#undef LOWBIT_SUMS_16
+#undef LOWBIT_SUMS_4
+#undef LOWBIT_WGMMA
+
+}  // namespace lowbit::ptx

@@ -1,0 +1,85 @@
+"""What tests of products share: the kernels and what each is tried with, inputs of every form, and how y is judged."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pytest
+import torch
+
+import lowbit
+
+from . import oracle
+from .kernels import is_wide, product_rows, tile
+from .plan import cases
+
+ROWS = sorted(product_rows(), key=lambda row: (row["weight"], row["name"]))
+PLAN = cases(ROWS)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+#: One kernel for each tile and activation type.
+BY_TILE = list({(row["act"], tile(row["name"])): row for row in ROWS if row["weight"] == "uint3"}.values())
+
+
+def by_type(rows: list[dict]) -> list[dict]:
+    """One kernel for each weight type and activation type, with every tile in turn."""
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows:
+        groups.setdefault((row["weight"], row["act"]), []).append(row)
+    return [rows[(i // 2 + i % 2 * 3) % len(rows)] for i, rows in enumerate(groups.values())]
+
+
+def row_of(weight: str, act: torch.dtype, family: str, tokens: int) -> dict:
+    """The manifest's row of one kernel. Skips the test in a build that lacks it."""
+    wanted = (weight, str(act).removeprefix("torch."), family, tokens)
+    found = [row for row in ROWS if tuple(row[key] for key in ("weight", "act", "family", "tokens")) == wanted]
+    return found[0] if found else pytest.skip(f"this build has no kernel for {wanted}")
+
+
+def name(row: dict) -> str:
+    return row["name"]
+
+
+def skip_refused(refused: list[str], right: int) -> None:
+    """At the end of a test: say what kernels refused, which they may for the length of x or the device alone."""
+    if refused:
+        pytest.skip(f"{right} products right, {len(refused)} refused as they may be: {'; '.join(refused[:3])}")
+
+
+@lru_cache(maxsize=64)
+def weight_of(dtype, shape, group_size, zero_kind, scale_type):
+    return oracle.make(dtype, shape, group_size, zero_kind, scale_type, seed=shape[0] + 7 * shape[1])
+
+
+def placed(x: torch.Tensor, spread: bool) -> torch.Tensor:
+    """x [m, k], dense, or aligned for the kernels with rows apart: NaN before, between and behind them."""
+    m, k = x.shape
+    if not spread:
+        return x.clone()
+    around = torch.full((m + 2, -(-k // 8) * 8 + 8), torch.nan, dtype=x.dtype, device="cuda")
+    around[1:-1, :k] = x
+    return around[1:-1, :k]
+
+
+def bias_for(n, i):
+    return None if i % 4 == 3 else oracle.normal(n, dtype=FLOATS[i % 4], seed=i)
+
+
+def why_wrong(kernel: str, y, x, weight, bias=None, together=True) -> str | None:
+    """What is wrong with a product by one kernel, or None; ``together`` as in oracle.wrong_rounded."""
+    if is_wide(kernel):
+        return oracle.wrong_rounded(y, x, weight, bias, together)
+    return oracle.wrong(y, *oracle.product(x, weight, bias))
+
+
+def assert_exact(x, weight, bias=None, y=None):
+    """For kernels that round no value of the weight, and for plain weights."""
+    y = lowbit.matmul(x, weight.pw, bias) if y is None else y
+    reason = oracle.wrong(y, *oracle.product(x, weight, bias))
+    assert reason is None, f"{reason}; x {tuple(x.shape)} {x.dtype}, {weight.pw}"
+
+
+def assert_right(x, weight, bias=None, y=None):
+    """For any way to compute it: some round the values of the weight to x's type first."""
+    y = lowbit.matmul(x, weight.pw, bias) if y is None else y
+    reason = oracle.wrong_rounded(y, x, weight, bias)
+    assert reason is None, f"{reason}; x {tuple(x.shape)} {x.dtype}, {weight.pw}"
