@@ -21,41 +21,11 @@
 #include "decode/resident.cuh"
 #include "decode/shape.cuh"
 #include "decode/spread.cuh"
+#include "launch.cuh"
 #include "layout.cuh"
 #include "types.cuh"
 
 namespace lowbit::decode {
-
-// Tells the driver once per device how much shared memory a kernel takes; a cudaError_t.
-template <class Tile>
-inline cudaError_t prepare(const void* function, int device, std::atomic<uint64_t>& prepared) {
-  const uint64_t bit = uint64_t{1} << (device & 63);
-  if (device < 64 && (prepared.load(std::memory_order_relaxed) & bit)) return cudaSuccess;
-  cudaError_t error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
-  if (error == cudaSuccess)
-    error =
-        cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-  if (error == cudaSuccess) prepared.fetch_or(bit, std::memory_order_relaxed);
-  return error;
-}
-
-inline cudaError_t start(void (*function)(Problem), const Problem& p, int grid, int threads, int shared, int cluster,
-                         const Launch& launch) {
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = cluster;
-  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = threads;
-  config.dynamicSmemBytes = shared;
-  config.stream = static_cast<cudaStream_t>(launch.stream);
-  config.attrs = attributes;
-  config.numAttrs = !launch.overlap ? 0 : cluster > 1 ? 2 : 1;  // clusters only where launches overlap
-  return cudaLaunchKernelEx(&config, function, p);
-}
 
 // Whether a kernel is built. Why no larger blocks for scales finer than 128 k: they were no faster.
 template <class Tile, bool Fine>
@@ -68,7 +38,8 @@ inline int launch_resident(Problem p, const Launch& launch) {
     static std::atomic<uint64_t> prepared{0};
     const auto function = resident<Weight, Act, Tile, Fine, Zeros>;
     if (!spread<Weight, Act, Tile, Fine, Zeros>(p, launch)) return cudaErrorInvalidValue;
-    if (const cudaError_t error = prepare<Tile>(reinterpret_cast<const void*>(function), launch.device, prepared))
+    if (const cudaError_t error =
+            prepare(reinterpret_cast<const void*>(function), Tile::kSharedBytes, launch.device, prepared))
       return error;
     // Why all shared memory: two blocks of one launch on a multiprocessor would leave another one idle.
     return start(function, p, p.grid, Tile::kThreads, Tile::kSharedBytes, 1 << p.cluster_shift, launch);

@@ -26,6 +26,7 @@
 #include "gemm_sm90/narrow.cuh"
 #include "gemm_sm90/shape.cuh"
 #include "gemm_sm90/wide.cuh"
+#include "launch.cuh"
 
 namespace lowbit::gemm_sm90 {
 
@@ -98,36 +99,6 @@ __global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_co
   }
 }
 
-// Tells the driver once per device how much shared memory a kernel takes; a cudaError_t, cudaErrorInvalidValue where
-// the kernel is empty: a device may run code of this build that was made for an older one.
-inline cudaError_t prepare(const void* function, int device, std::atomic<uint64_t>& prepared) {
-  const uint64_t bit = uint64_t{1} << (device & 63);
-  if (device < 64 && (prepared.load(std::memory_order_relaxed) & bit)) return cudaSuccess;
-  constexpr int kEmpty = 16;  // registers that an empty kernel stays below
-  cudaFuncAttributes attributes{};
-  cudaError_t error = cudaFuncGetAttributes(&attributes, function);
-  if (error == cudaSuccess && attributes.numRegs < kEmpty) return cudaErrorInvalidValue;
-  if (error == cudaSuccess)
-    error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedAlone);
-  if (error == cudaSuccess) prepared.fetch_or(bit, std::memory_order_relaxed);
-  return error;
-}
-
-inline cudaError_t start(void (*function)(Problem), const Problem& p, int grid, int threads, int shared,
-                         const Launch& launch) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = threads;
-  config.dynamicSmemBytes = shared;
-  config.stream = static_cast<cudaStream_t>(launch.stream);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, function, p);
-}
-
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 inline int launch_kernels(const MatmulArgs& args, const Launch& launch, Affine affine) {
   using Worker = WorkerOf<Weight, Act, Tile, Fine, Zeros>;
@@ -136,13 +107,14 @@ inline int launch_kernels(const MatmulArgs& args, const Launch& launch, Affine a
   Problem p{};
   if (!pose<Weight, Tile, Fine, Zeros>(args, launch, affine, p)) return cudaErrorInvalidValue;
   for (int h = 0; h < 2; ++h) p.factor[h] = Worker::unit(h) * (Tile::kWgmma ? 1.0f : p.step);
-  if (const cudaError_t error = prepare(reinterpret_cast<const void*>(function), launch.device, prepared)) return error;
+  if (const cudaError_t error = prepare(reinterpret_cast<const void*>(function), kSharedAlone, launch.device, prepared))
+    return error;
   const int64_t part_bytes = int64_t{Tile::kRows} * Tile::kTokens * 4;
   p.parts = static_cast<float*>(launch.scratch(launch.owner, (p.blocks + p.tasks) * part_bytes));
-  if (const cudaError_t error = start(function, p, p.blocks, Tile::kThreads, kSharedAlone, launch)) return error;
+  if (const cudaError_t error = start(function, p, p.blocks, Tile::kThreads, kSharedAlone, 1, launch)) return error;
   constexpr int kAdds = Bounds<Tile>::kAddThreads;
   const int items = (p.n + 15) / 16 * ((p.m + 7) / 8) * 32;
-  return start(add_parts<Act, Tile, kAdds>, p, (items + kAdds - 1) / kAdds, kAdds, 0, launch);
+  return start(add_parts<Act, Tile, kAdds>, p, (items + kAdds - 1) / kAdds, kAdds, 0, 1, launch);
 }
 
 // args: checked by the caller; x rows 16-byte aligned, codes in layout nvidia, 16-bit scales; m <= Tile::kTokens where

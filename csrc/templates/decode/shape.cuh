@@ -1,7 +1,5 @@
 // How family decode spreads its work, and where things lie in shared memory. The picture is in resident.cuh.
 #pragma once
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
 #include "../../args.h"
@@ -100,11 +98,5 @@ struct Position {
   // The first step of the block of a rank.
   __device__ __forceinline__ int block_step(int rank) const { return p.slices(rank << p.warps_k_shift); }
 };
-
-// Scales or zeros of rows g and g + 8 as floats, from their word.
-__device__ __forceinline__ float2 unpack_pair(uint32_t pair, bool bf16) {
-  const float2 half = __half22float2(reinterpret_cast<const __half2&>(pair));
-  return {bf16 ? __uint_as_float(pair << 16) : half.x, bf16 ? __uint_as_float(pair & 0xFFFF0000u) : half.y};
-}
 
 }  // namespace lowbit::decode

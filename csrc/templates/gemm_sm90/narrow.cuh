@@ -38,9 +38,17 @@ struct Narrow {
   // What a sum of row half h is to be multiplied by, but for the step between codes.
   static constexpr float unit(int h) { return Decoder::kUnit / (1 << Decoder::exponent(h)); }
 
-  // x of fragments f and, with 8 tokens, f + 1 of a step: b[column] of fragment f is x[2 * column], x[2 * column + 1].
+  // x of fragment f of a step; with 8 tokens of f + 1 too.
   __device__ __forceinline__ void load_x(uint32_t step, int f, uint32_t (&x)[4]) const {
     ptx::load_matrices(x, step + f / 4 * Stage::kXBox + own[kColumns == 1 ? f / 2 % 2 : f % 4]);
+  }
+
+  static __device__ __forceinline__ void multiply(const uint32_t (&a)[4], const uint32_t (&x)[4], int f, Sum& to) {
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      const int first = kColumns == 1 ? f % 2 * 2 : column * 2;
+      ptx::mma<Act>(to[column], a, x[first], x[first + 1]);
+    }
   }
 
   // Sums of x of this lane's two tokens of a column, as the helpers left them.
@@ -111,11 +119,7 @@ struct Narrow {
       if (kColumns == 2 || f % 2 == 0) load_x(x_at, f, x);
       uint32_t a[4];
       decoder.fragment(words, f, a);
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column) {
-        const int first = kColumns == 1 ? f % 2 * 2 : column * 2;
-        ptx::mma<Act>(sum[column], a, x[first], x[first + 1]);
-      }
+      multiply(a, x, f, sum);
     }
     apply(sum, x_sum, group, total);
   }
@@ -135,12 +139,8 @@ struct Narrow {
       if (kColumns == 2 || f % 2 == 0) load_x(x_at, f, x);
       uint32_t a[4];
       decoder.fragment(words, f, a);
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column) {
-        const int first = kColumns == 1 ? f % 2 * 2 : column * 2;
-        ptx::mma<Act>(sum[column], a, x[first], x[first + 1]);
-        if (kOnes) ptx::mma<Act>(ones[column], one, x[first], x[first + 1]);
-      }
+      multiply(a, x, f, sum);
+      if (kOnes) multiply(one, x, f, ones);
       if ((f & mask) != mask) continue;
       float x_sum[kColumns][2];
 #pragma unroll

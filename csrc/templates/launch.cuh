@@ -1,0 +1,50 @@
+// How kernels of products are prepared and launched: host code, for all families.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "../args.h"
+
+namespace lowbit {
+
+// Tells the driver once per device how much shared memory a kernel takes; a cudaError_t, cudaErrorInvalidValue where
+// the kernel is empty: a device may run code of this build that was made for an older one.
+inline cudaError_t prepare(const void* function, int shared_bytes, int device, std::atomic<uint64_t>& prepared) {
+  constexpr int kEmpty = 16;  // registers that an empty kernel stays below
+  const uint64_t bit = uint64_t{1} << (device & 63);
+  if (device < 64 && (prepared.load(std::memory_order_relaxed) & bit)) return cudaSuccess;
+  cudaFuncAttributes attributes{};
+  cudaError_t error = cudaFuncGetAttributes(&attributes, function);
+  if (error == cudaSuccess && attributes.numRegs < kEmpty) return cudaErrorInvalidValue;
+  if (error == cudaSuccess)
+    error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (error == cudaSuccess)
+    error =
+        cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+  if (error == cudaSuccess) prepared.fetch_or(bit, std::memory_order_relaxed);
+  return error;
+}
+
+// Launches a kernel so that it may start before its predecessor ends, where launches overlap.
+template <class Problem>
+inline cudaError_t start(void (*function)(Problem), const Problem& p, int grid, int threads, int shared_bytes,
+                         int cluster, const Launch& launch) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = cluster;
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = static_cast<cudaStream_t>(launch.stream);
+  config.attrs = attributes;
+  config.numAttrs = !launch.overlap ? 0 : cluster > 1 ? 2 : 1;  // clusters only where launches overlap
+  return cudaLaunchKernelEx(&config, function, p);
+}
+
+}  // namespace lowbit
