@@ -78,7 +78,7 @@ __global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_co
     __syncthreads();
 
     // ---- weights: they do not depend on the kernel before
-    const Share share(p);
+    const Share share(p.cut, p.stages, blockIdx.x);
     const Worker worker(p, base, warp, lane);
     const Producer<Weight, Tile, Fine, Zeros> producer(p, share, base);
     if (helper == 0) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "../../args.h"
+#include "../cut.cuh"
 #include "../layout.cuh"
 
 namespace lowbit::decode {
@@ -30,12 +31,6 @@ struct Tile {
   // Of all warps. Why less for 4 tokens: x takes more.
   static constexpr int kRingKilobytes = kKind == Kind::kWhole ? (Tokens <= 2 ? 150 : 130) : Tokens <= 2 ? 86 : 60;
   static constexpr int kRingBytes = kRingKilobytes * 1024 / kWarps;
-};
-
-// K or tiles cut into parts that differ by one at most: part i starts at i * each + min(i, more).
-struct Cut {
-  int each, more;
-  __device__ __forceinline__ int operator()(int i) const { return i * each + min(i, more); }
 };
 
 // Everything a kernel is told; sizes are those of the unpadded problem unless they say otherwise.

@@ -164,7 +164,7 @@ struct Narrow {
 
   __device__ __forceinline__ void run(const Share& share) const {
     Place<Map::kDepth> place;
-    share.for_parts(p, [&](const Part& part) {
+    share.for_parts(p.stages, [&](const Part& part) {
       Sum total = {};
 #pragma unroll 1
       for (int at = part.begin; at < part.end; ++at, place.next()) {

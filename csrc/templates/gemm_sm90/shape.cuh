@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../../args.h"
+#include "../cut.cuh"
 #include "../layout.cuh"
 
 namespace lowbit::gemm_sm90 {
@@ -24,17 +25,6 @@ struct Tile {
   static constexpr bool kWgmma = Tokens >= 32;
   static constexpr int kWarps = kWgmma ? 8 : 16, kThreads = 32 * (kWarps + 4);
   static constexpr int kRowTiles = kWarps, kRows = 16 * kRowTiles;
-};
-
-// K or steps cut into parts that differ by one at most: part i starts at i * each + min(i, more).
-struct Cut {
-  int each, more;
-  __device__ __forceinline__ int operator()(int i) const { return i * each + min(i, more); }
-  // The part that holds `at`.
-  __device__ __forceinline__ int part_of(int at) const {
-    const int longer = more * (each + 1);
-    return at < longer ? at / (each + 1) : (at - more) / each;
-  }
 };
 
 // What a block holds of W and x at once: a stage of some steps of 128 k, as the copy engine writes it.
@@ -95,31 +85,6 @@ struct Problem {
   bool bf16_scales;
   ZeroKind zero_kind;
   FloatType bias_type;
-};
-
-// A task that a block has a part of, and which stages of it: begin .. end - 1, counted over all tasks.
-struct Part {
-  int task, begin, end;
-};
-
-// This block's stages, counted over all tasks, and the task of the first.
-struct Share {
-  int begin, end, task;
-
-  __device__ __forceinline__ explicit Share(const Problem& p)
-      : begin(p.cut(blockIdx.x)), end(p.cut(blockIdx.x + 1)), task(begin / p.stages) {}
-
-  // Calls body(part) for every part of a task.
-  template <class Body>
-  __device__ __forceinline__ void for_parts(const Problem& p, const Body& body) const {
-    int from = begin, own = task;
-#pragma unroll 1
-    while (from < end) {
-      const int stop = min(end, (own + 1) * p.stages);
-      body(Part{own, from, stop});
-      from = stop, ++own;
-    }
-  }
 };
 
 // Which place of the ring comes next, and the phase that its barriers are in.

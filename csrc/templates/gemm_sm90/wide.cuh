@@ -76,7 +76,7 @@ struct Wide {
     const auto release = [&](bool used) {
       if (used && lane == 0) ptx::arrive(base + Map::kEmpty + 8 * before);
     };
-    share.for_parts(p, [&](const Part& part) {
+    share.for_parts(p.stages, [&](const Part& part) {
       float sum[Tile::kTokens / 2] = {};
       Fragments a;
 #pragma unroll 1

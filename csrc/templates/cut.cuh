@@ -1,0 +1,54 @@
+// Work cut into parts that differ by one at most, and what a block has of tasks whose stages are shared evenly.
+//
+// Plain arithmetic that compiles for the host too, so that the tests can walk all blocks without a GPU.
+#pragma once
+#include "layout.cuh"
+
+namespace lowbit {
+
+// Part i begins at i * each + min(i, more).
+struct Cut {
+  int each, more;
+
+  LOWBIT_HOST_DEVICE inline int operator()(int i) const {
+#ifdef __CUDA_ARCH__
+    return i * each + min(i, more);
+#else
+    return i * each + (i < more ? i : more);
+#endif
+  }
+  // The part that holds `at`.
+  LOWBIT_HOST_DEVICE constexpr int part_of(int at) const {
+    const int longer = more * (each + 1);
+    return at < longer ? at / (each + 1) : (at - more) / each;
+  }
+};
+
+// A task that a block has a part of, and which stages of it: begin .. end - 1, counted over all tasks.
+struct Part {
+  int task, begin, end;
+};
+
+// The stages of a block, counted over all tasks of `stages` each, and the task of the first.
+struct Share {
+  int begin, end, task;
+
+  LOWBIT_HOST_DEVICE inline Share(const Cut& cut, int stages, int block)
+      : begin(cut(block)), end(cut(block + 1)), task(begin / stages) {}
+
+  // Calls body(part) for every task that it has a part of, in order.
+  template <class Body>
+  LOWBIT_HOST_DEVICE inline void for_parts(int stages, const Body& body) const {
+    int from = begin, own = task;
+#ifdef __CUDA_ARCH__
+#pragma unroll 1
+#endif
+    while (from < end) {
+      const int rest = (own + 1) * stages, stop = rest < end ? rest : end;
+      body(Part{own, from, stop});
+      from = stop, ++own;
+    }
+  }
+};
+
+}  // namespace lowbit

@@ -1,0 +1,27 @@
+// Test module: csrc/templates/cut.cuh, for tests/test_cut.py.
+#include "templates/cut.cuh"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <vector>
+
+namespace py = pybind11;
+using lowbit::Cut;
+
+PYBIND11_MODULE(cut_math, m) {
+  // [block, task, begin, end] of every part, for `tasks` of `stages` each over `blocks`.
+  m.def("parts", [](int tasks, int stages, int blocks) {
+    const int all = tasks * stages;
+    const Cut cut{all / blocks, all % blocks};
+    std::vector<std::array<int, 4>> found;
+    for (int block = 0; block < blocks; ++block)
+      lowbit::Share(cut, stages, block).for_parts(stages, [&](const lowbit::Part& part) {
+        found.push_back({block, part.task, part.begin, part.end});
+      });
+    return found;
+  });
+  m.def("part_of", [](int each, int more, int at) { return Cut{each, more}.part_of(at); });
+  m.def("start", [](int each, int more, int part) { return Cut{each, more}(part); });
+}
