@@ -3,6 +3,7 @@
 #include "../dequant/int.cuh"
 #include "../dequant/planes.cuh"
 #include "../ptx/async.cuh"
+#include "../ptx/cluster.cuh"
 #include "../ptx/mma.cuh"
 #include "../ptx/tma.cuh"
 #include "shape.cuh"
@@ -53,7 +54,7 @@ struct Producer {
     const int step = at.stage * Stage::kSteps;
     const uint32_t barrier = base + Map::kFull + 8 * place;
     const uint32_t groups_bytes = p.stage_groups * 32 * Tile::kRowTiles;
-    ptx::arrive_expecting(barrier, Stage::kX + Stage::kCodes + groups_bytes * (Zeros ? 2 : 1));
+    ptx::barrier_expect(barrier, Stage::kX + Stage::kCodes + groups_bytes * (Zeros ? 2 : 1));
     uint32_t to = base + place * Stage::kBytes + Stage::kX;
 #pragma unroll
     for (int width = 8; width >= 1; width /= 2) {

@@ -84,6 +84,7 @@ inline bool pose(const MatmulArgs& args, const Launch& launch, Affine affine, Pr
   p.bias = args.y.bias, p.bias_type = args.y.bias_type;
   p.step = Weight::kFloat ? 1.0f : affine.step;
   p.zero_base = Weight::kFloat ? 0.0f : affine.offset / affine.step;
+  p.zero_factor = 1.0f / p.step;
   p.bf16_scales = args.w.scale_type == ScaleType::kBFloat16;
   p.zero_kind = args.w.zero_kind;
   return good;

@@ -76,7 +76,8 @@ struct Narrow {
       const bool is_min = p.zero_kind == ZeroKind::kMin;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float own_zero = (h ? stored.y : stored.x) / p.step * static_cast<float>(1 << Decoder::exponent(h));
+        const float own_zero =
+            (h ? stored.y : stored.x) * p.zero_factor * static_cast<float>(1 << Decoder::exponent(h));
         zero[h] = is_min ? 0.0f : own_zero, shift[h] = is_min ? own_zero : 0.0f;
       }
     }

@@ -81,6 +81,7 @@ struct Problem {
   const void* bias;
   int64_t y_stride;       // elements
   float step, zero_base;  // value = step * (code - zero_base)
+  float zero_factor;      // 1 / step
   float factor[2];        // of a finished sum, by row half
   bool bf16_scales;
   ZeroKind zero_kind;

@@ -37,13 +37,6 @@ __device__ __forceinline__ void publish_barriers() {
 #endif
 }
 
-// Arrives at a barrier and announces bytes that its phase has to wait for.
-__device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
-#ifdef LOWBIT_TENSOR_COPIES
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
-#endif
-}
-
 __device__ __forceinline__ void arrive(uint32_t barrier) {
 #ifdef LOWBIT_TENSOR_COPIES
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
