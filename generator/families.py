@@ -66,7 +66,7 @@ def families() -> tuple[Family, ...]:
         Family(
             name="gemm_sm90",
             device="cuda",
-            variants=token_tiles(8, 16, 32, 64, 128),
+            variants=token_tiles(8, 16, 32, 64, 128, 256),
             args="MatmulArgs",
             template=("templates/gemm_sm90.cuh",),
             unit_per_type=True,

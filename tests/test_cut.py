@@ -49,3 +49,20 @@ def test_parts_of_a_task_are_found_again(native, sizes):
 def test_part_that_holds_a_place_begins_at_or_before_it(native, each, more, at):
     part = native.part_of(each, more, at)
     assert native.start(each, more, part) <= at < native.start(each, more, part + 1)
+
+
+@given(tasks=st.integers(1, 3000), stages=st.integers(1, 70), most=st.integers(1, 140))
+def test_workers_are_as_many_as_may_be_and_waste_little(native, tasks, stages, most):
+    """Shares that end where tasks do may be longer by a twentieth and a stage, no more."""
+    all_stages = tasks * stages
+    for even in (False, True):
+        workers = native.workers_for(tasks, stages, most, even)
+        assert 1 <= workers <= min(most, all_stages)
+        longest, least = -(-all_stages // workers), -(-all_stages // most)
+        assert longest <= (least * 1.05 + 1 if even else least)
+
+
+def test_shares_end_where_tasks_do_where_that_costs_little(native):
+    assert native.workers_for(64, 64, 132, True) == 128  # two blocks a task
+    assert native.workers_for(128, 64, 66, True) == 64  # two tasks a block
+    assert native.workers_for(224, 32, 132, True) == 131  # 112 of them would work 64 stages, not 55

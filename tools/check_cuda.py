@@ -49,16 +49,18 @@ ALONE = {
     re.compile("_ZN6lowbit6decode8resident.*KindE1E"): Alone("kSharedWhole", 512, 128),
     re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(8|16)E"): Alone("kSharedAlone", 640, 88),
     re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(32|64|128)E"): Alone("kSharedAlone", 384, 168),
+    re.compile("_ZN6lowbit9gemm_sm9014multiply_large"): Alone("kSharedAlone", 384, 168),
 }
 #: Mangled names of kernels that are launched with the programmatic attribute; of those that bring weights and x as
 #: boxes of tensors; of those that read no weight and have no dynamic shared memory.
 OVERLAPS = ("_ZN6lowbit6decode", "_ZN6lowbit9gemm_sm90")
-BOXES = "_ZN6lowbit9gemm_sm908multiply"
+BOXES = ("_ZN6lowbit9gemm_sm908multiply", "_ZN6lowbit9gemm_sm9014multiply_large")
 ADDS = "_ZN6lowbit9gemm_sm909add_parts"
 #: Targets such as "90a" that kernels run on, where those are not all.
 RUNS_ON = {
-    re.compile(BOXES + ".*TileILi(8|16)E"): re.compile(r"(9|10|11)\d[af]?"),
-    re.compile(BOXES + ".*TileILi(32|64|128)E"): re.compile("90a"),
+    re.compile(BOXES[0] + ".*TileILi(8|16)E"): re.compile(r"(9|10|11)\d[af]?"),
+    re.compile(BOXES[0] + ".*TileILi(32|64|128)E"): re.compile("90a"),
+    re.compile(BOXES[1]): re.compile("90a"),
 }
 
 _USAGE = re.compile(r"^ Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", re.MULTILINE)

@@ -1,8 +1,9 @@
 // The ops matmul_out and dequantize_out for CUDA: tensors to checked arguments, and the kernel for them.
 //
-// Rows of fp16 or bf16 go to the kernel of families decode and gemm_sm90 with the smallest tile that holds them; many
-// rows, everything else, and what no tile holds, to family dequant and torch's own product. All of it is one op, so
-// that a graph with a free batch size has one node.
+// Rows of fp16 or bf16 go to a kernel of families decode and gemm_sm90, most often that with the smallest tile that
+// holds them (plan.h); everything else, and what no tile holds, such as many rows before and after compute
+// capability 9.0, to family dequant and torch's own product. All of it is one op, so that a graph with a free batch
+// size has one node.
 #include "matmul.h"
 
 #include <algorithm>
@@ -14,16 +15,16 @@
 #include "check_product.h"
 #include "device.h"
 #include "expanded.h"
+#include "plan.h"
 #include "registry.h"
 
 namespace lowbit::cuda {
 namespace {
 
-constexpr std::array<int, 8> kTokens = {1, 2, 4, 8, 16, 32, 64, 128};  // of tiles
+constexpr std::array<int, 9> kTokens = {1, 2, 4, 8, 16, 32, 64, 128, 256};  // of tiles
 constexpr int64_t kFewest = 4;     // tokens of the largest tile that runs everywhere
+constexpr int64_t kRepeated = 32;  // tokens of the smallest tile that takes any number of rows of x
 constexpr int64_t kMostParts = 4;  // tiles of them that are faster than expanding the weight
-// Rows of x up to which several of the largest tile are faster than expanding the weight.
-constexpr int64_t kMostTokens = 256;
 
 // What lowbit_cuda_force chose: at most one of them.
 std::atomic<const ProductRow*> forced_product{nullptr};
@@ -71,10 +72,14 @@ bool is_of(const Row* row, int weight, int act) {
   return row && row->weight == weight && row->act == act;
 }
 
-// Runs the kernel with the smallest tile that holds the product; false, and nothing was launched, if none does.
-// Why a larger tile may hold what a smaller one does not: of large ones, x passes by.
+// Runs the kernel that is fastest (plan.h), or else has the smallest tile that holds the product; false, and nothing
+// was launched, if none does. Why a larger tile may hold what a smaller one does not: of large ones, x passes by.
 bool run_tile(const MatmulArgs& args, int weight, int act, const Launch& launch) {
-  const int64_t least = std::min<int64_t>(args.x.m, kTokens.back());
+  const int64_t m = args.x.m, least = std::min<int64_t>(m, kTokens.back());
+  const int64_t first =
+      launch.capability != 90 ? least : first_tile(m, args.w.n, args.w.k, kWeightBits[weight], launch.clusters);
+  const auto* best = first != least ? smallest_tile(weight, act, first) : nullptr;
+  if (best && !refused(best->run(args, launch), best->name)) return true;
   for (auto* row = smallest_tile(weight, act, least); row; row = smallest_tile(weight, act, row->tokens + 1))
     if (!refused(row->run(args, launch), row->name)) return true;
   return false;
@@ -106,10 +111,9 @@ bool run_tiles(MatmulArgs& args, int weight, int act, const Launch& launch, cons
                std::optional<Tensor>& copy) {
   if (is_of(forced_dequant.load(std::memory_order_relaxed), weight, act)) return false;
   const ProductRow* forced = forced_product.load(std::memory_order_relaxed);
-  if (!is_of(forced, weight, act) || args.x.m > forced->tokens) forced = nullptr;
-  const int64_t most = launch.capability == 90 ? kMostTokens : kMostParts * kFewest;
-  if (!forced && (args.w.scale_type == ScaleType::kFloat32 || args.x.m > most || !smallest_tile(weight, act, 1)))
-    return false;
+  if (!is_of(forced, weight, act) || (args.x.m > forced->tokens && forced->tokens < kRepeated)) forced = nullptr;
+  const bool too_many = launch.capability != 90 && args.x.m > kMostParts * kFewest;
+  if (!forced && (args.w.scale_type == ScaleType::kFloat32 || too_many || !smallest_tile(weight, act, 1))) return false;
 
   if (!aligned(args.x)) copy = align_rows(args.x, args.w.k, launch.device, x);
   if (!forced) return run_tile(args, weight, act, launch) || run_tile_in_parts(args, weight, act, launch);

@@ -2,6 +2,8 @@
 //
 // Plain arithmetic that compiles for the host too, so that the tests can walk all blocks without a GPU.
 #pragma once
+#include <cstdint>
+
 #include "layout.cuh"
 
 namespace lowbit {
@@ -23,6 +25,19 @@ struct Cut {
     return at < longer ? at / (each + 1) : (at - more) / each;
   }
 };
+
+// How many of at most `most` workers share the stages of all tasks. Shares that end where tasks do leave few parts to
+// add up, or none: if `even`, that is worth some more stages.
+LOWBIT_HOST_DEVICE constexpr int workers_for(int tasks, int stages, int most, bool even) {
+  const int64_t all = int64_t{tasks} * stages;
+  const int longest = static_cast<int>((all + most - 1) / most);
+  if (even) {
+    const int turns = (tasks + most - 1) / most;
+    const int fitting = tasks <= most ? tasks * (most / tasks) : tasks % turns == 0 ? tasks / turns : most;
+    if ((all + fitting - 1) / fitting * 20 <= longest * 21 + 20) return fitting < all ? fitting : static_cast<int>(all);
+  }
+  return static_cast<int>((all + longest - 1) / longest);
+}
 
 // A task that a block has a part of, and which stages of it: begin .. end - 1, counted over all tasks.
 struct Part {

@@ -20,10 +20,11 @@
 
 #include <atomic>
 
-#include "gemm_sm90/add.cuh"
 #include "gemm_sm90/helpers.cuh"
+#include "gemm_sm90/large.cuh"
 #include "gemm_sm90/maps.cuh"
 #include "gemm_sm90/narrow.cuh"
+#include "gemm_sm90/parts.cuh"
 #include "gemm_sm90/shape.cuh"
 #include "gemm_sm90/wide.cuh"
 #include "launch.cuh"
@@ -103,18 +104,26 @@ template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 inline int launch_kernels(const MatmulArgs& args, const Launch& launch, Affine affine) {
   using Worker = WorkerOf<Weight, Act, Tile, Fine, Zeros>;
   static std::atomic<uint64_t> prepared{0};
-  const auto function = multiply<Weight, Act, Tile, Fine, Zeros>;
+  void (*function)(Problem);
+  int threads = 32 * (Tile::kWarps + 4);
+  if constexpr (Tile::kLarge) {
+    function = multiply_large<Weight, Act, Tile, Fine, Zeros>, threads = kLargeThreads;
+  } else {
+    function = multiply<Weight, Act, Tile, Fine, Zeros>;
+  }
   Problem p{};
   if (!pose<Weight, Tile, Fine, Zeros>(args, launch, affine, p)) return cudaErrorInvalidValue;
   for (int h = 0; h < 2; ++h) p.factor[h] = Worker::unit(h) * (Tile::kWgmma ? 1.0f : p.step);
   if (const cudaError_t error = prepare(reinterpret_cast<const void*>(function), kSharedAlone, launch.device, prepared))
     return error;
-  const int64_t part_bytes = int64_t{Tile::kRows} * Tile::kTokens * 4;
-  p.parts = static_cast<float*>(launch.scratch(launch.owner, (p.blocks + p.tasks) * part_bytes));
-  if (const cudaError_t error = start(function, p, p.blocks, Tile::kThreads, kSharedAlone, 1, launch)) return error;
+  p.parts = static_cast<float*>(launch.scratch(launch.owner, int64_t{p.workers} * 2 * kPart<Tile> * 4));
+  if (const cudaError_t error =
+          start(function, p, p.workers * Tile::kCluster, threads, kSharedAlone, Tile::kCluster, launch))
+    return error;
+  if (p.cut.more == 0 && p.cut.each % p.stages == 0) return cudaSuccess;  // no task has two parts
   constexpr int kAdds = Bounds<Tile>::kAddThreads;
-  const int items = (p.n + 15) / 16 * ((p.m + 7) / 8) * 32;
-  return start(add_parts<Act, Tile, kAdds>, p, (items + kAdds - 1) / kAdds, kAdds, 0, 1, launch);
+  const int adds = (p.tasks < p.workers ? p.tasks : p.workers - 1) * kAddBlocks<Tile, kAdds>;
+  return start(add_parts<Act, Tile, kAdds>, p, adds, kAdds, 0, 1, launch);
 }
 
 // args: checked by the caller; x rows 16-byte aligned, codes in layout nvidia, 16-bit scales; m <= Tile::kTokens where

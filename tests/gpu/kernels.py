@@ -36,7 +36,7 @@ def tile(name: str) -> str:
 
 
 def tokens(name: str) -> int:
-    """Rows of x in a tile of a kernel: the most with which it can be forced."""
+    """Rows of x in a tile of a kernel: the most with which it can be forced, but for wide ones, which are repeated."""
     return int(tile(name).removeprefix("n"))
 
 
@@ -48,7 +48,7 @@ def is_wide(name: str) -> bool:
 def forced(name: str | None) -> contextlib.AbstractContextManager:
     """Products of the ``with`` block use the kernel of this name; None leaves the choice to the library.
 
-    A product of another weight type, or with more rows of x, is not affected.
+    A product of another weight type, or with more rows of x than a kernel takes, is not affected.
     """
     return contextlib.nullcontext() if name is None else extension.force_cuda_kernel(name)
 
@@ -90,9 +90,12 @@ def kernels_launched(call) -> list[str]:
 
 
 def ran(launched: list[str], name: str) -> bool:
-    """Whether a product ran by one kernel: a launch of decode, or the two of gemm_sm90."""
-    wanted = ["decode::"] if family(name) == "decode" else ["gemm_sm90::add_parts", "gemm_sm90::multiply"]
+    """Whether a product ran by one kernel: one launch, of gemm_sm90 a second one where sums of parts are added up."""
     tile = re.compile(rf"Tile<(\(int\))?{tokens(name)}\b")
+    if family(name) == "decode":
+        wanted = ["decode::"]
+    else:
+        wanted = ["gemm_sm90::add_parts", "gemm_sm90::multiply"][-len(launched) :]
     return len(launched) == len(wanted) and all(
         part in seen and tile.search(seen) for part, seen in zip(wanted, sorted(launched), strict=True)
     )

@@ -60,6 +60,6 @@ def cases(rows: list[dict]) -> dict[str, list[Case]]:
         for i, way in enumerate(ways):
             name = names[(i + turn) % len(names)]
             most, before = tokens(name), len(found.get(name, ()))
-            ms = {1 + (7 * turn + 3 * before) % most, most} | ({1} if before % 2 else set())
+            ms = {1 + (7 * turn + 37 * before) % most, most} | ({1} if before % 2 else set())
             found.setdefault(name, []).append(Case(weight, shapes[i], *way, tuple(sorted(ms))))
     return found

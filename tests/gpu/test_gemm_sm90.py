@@ -63,28 +63,55 @@ def test_blocks_with_parts_of_several_tasks(tile, dtype, shape):
 
 
 @pytest.mark.parametrize("act", FLOATS[:2], ids=str)
-@pytest.mark.parametrize("m", [129, 200, 256])
-def test_more_rows_of_x_than_a_tile_has(m, act):
-    row = row_of("int4", act, "gemm_sm90", 128)
+@pytest.mark.parametrize("most", [32, 64, 128, 256])
+def test_more_rows_of_x_than_a_tile_has(most, act):
+    """Tasks that a block has all of, whose y it stores itself, and tasks in parts; y of any stride."""
+    row = row_of("int4", act, "gemm_sm90", most)
     skip_elsewhere(row)
-    for i, (n, k) in enumerate([(1000, 1096), (4112, 200), (48, 9000)]):
-        weight, x = plain("int4", (n, k), i), placed(oracle.normal(m, k, dtype=act), spread=True)
-        poisoned, bias = torch.full((m + 2, n + 3), torch.nan, dtype=act, device="cuda"), bias_for(n, i)
-        launched = kernels_launched(lambda x=x, weight=weight: lowbit.matmul(x, weight.pw))
-        assert ran(launched, row["name"]), launched
-        y = lowbit.matmul(x, weight.pw, bias, out=poisoned[1:-1, :n])
-        assert_exact(x, weight, bias, y)
-        assert int(poisoned.isnan().sum()) == poisoned.numel() - m * n, "memory around y was written"
+    for i, (n, k) in enumerate([(1000, 1096), (4112, 200), (48, 9000), (200, 16)]):
+        for m in (most + 1, 2 * most, 7 * most - 3):
+            weight, x = plain("int4", (n, k), i), placed(oracle.normal(m, k, dtype=act), spread=True)
+            launched = kernels_launched(lambda x=x, weight=weight: product_by(row["name"], x, weight.pw))
+            assert ran(launched, row["name"]), launched
+            for beyond in (3, 4):  # rows of y that begin at odd places, and at even ones
+                poisoned, bias = torch.full((m + 2, n + beyond), torch.nan, dtype=act, device="cuda"), bias_for(n, i)
+                y = product_by(row["name"], x, weight.pw, bias, out=poisoned[1:-1, :n])
+                assert_exact(x, weight, bias, y)
+                assert int(poisoned.isnan().sum()) == poisoned.numel() - m * n, "memory around y was written"
+
+
+@pytest.mark.parametrize("most", [128, 256])
+def test_many_tasks_of_which_few_are_in_parts(most):
+    row = row_of("uint3", torch.float16, "gemm_sm90", most)
+    skip_elsewhere(row)
+    weight, x = plain("uint3", (4112, 1096), 1), oracle.normal(2100, 1096, dtype=torch.float16)
+    y = product_by(row["name"], x, weight.pw)
+    assert_exact(x, weight, y=y)
+    assert oracle.same_bits(product_by(row["name"], x, weight.pw), y), "two runs differ"
+
+
+@pytest.mark.parametrize("most", [16, 128, 256])
+def test_sums_of_parts_take_no_more_memory_than_an_expanded_weight_may(most):
+    row = row_of("int4", torch.float16, "gemm_sm90", most)
+    skip_elsewhere(row)
+    weight, x = oracle.make("int4", (57344, 512)), oracle.normal(most, 512, dtype=torch.float16)
+    y = product_by(row["name"], x, weight.pw)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    product_by(row["name"], x, weight.pw, out=y)
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before <= 64 << 20
 
 
 @pytest.mark.parametrize("act", FLOATS[:2], ids=str)
 @pytest.mark.parametrize("dtype", ["int1", "uint4", "int7", "float6_e2m3"])
 def test_numbers_of_rows_around_those_of_tiles(dtype, act):
-    weight, most = plain(dtype, (200, 8200), 3), torch.cuda.get_device_capability() == (9, 0) and 256
-    for m in (17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 191, 255, 256, 257):
+    weight, exact = plain(dtype, (200, 8200), 3), torch.cuda.get_device_capability() == (9, 0)
+    for m in (17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 191, 255, 256, 257, 513):
         x, bias = oracle.normal(m, 8200, dtype=act, seed=m), bias_for(200, m)
         y = lowbit.matmul(x, weight.pw, bias)
-        (assert_exact if m <= most else assert_right)(x, weight, bias, y)
+        (assert_exact if exact else assert_right)(x, weight, bias, y)
         assert oracle.same_bits(lowbit.matmul(x, weight.pw, bias), y), f"M={m}: two runs differ"
 
 
@@ -114,7 +141,7 @@ def test_error_of_every_tile_is_what_the_readme_promises(dtype, kind, act):
         weight = oracle.weight_of(
             dtype, weight.qt.unpack(), scales, weight.qt.zeros, zero_kind=kind, scale_type=scale_type
         )
-        for m in (8, 16, 32, 64, 128, 256):
+        for m in (8, 16, 32, 64, 128, 256, 2048):
             for kind_of_x, change in oracle.INPUTS.items():
                 x = change(oracle.normal(m, 4096)).to(act)
                 exact = oracle.product(x, weight)[0]
@@ -135,6 +162,9 @@ def test_bias_is_added_before_the_only_rounding(row):
     assert reason is None, reason
 
 
-def test_sanitizer_small_product_of_several_tiles_of_tokens():
-    weight = plain("uint3", (40, 328), 2)
-    assert_right(oracle.normal(150, 328, dtype=torch.float16), weight, bias_for(40, 1))
+@pytest.mark.parametrize("most", [128, 256])
+def test_sanitizer_small_product_of_several_tiles_of_tokens(most):
+    row = row_of("uint3", torch.float16, "gemm_sm90", most)
+    skip_elsewhere(row)
+    weight, x = plain("uint3", (300, 328), 2), oracle.normal(most + 22, 328, dtype=torch.float16)
+    assert_exact(x, weight, bias_for(300, 1), product_by(row["name"], x, weight.pw, bias_for(300, 1)))

@@ -16,7 +16,7 @@ BUILD = HERE.parent.parent / "build" / "tests"
 
 
 def load(name: str):
-    """The module, compiled when its source or a template has changed. Skips the test without pybind11 or a compiler."""
+    """The module, compiled when its source or a header has changed. Skips the test without pybind11 or a compiler."""
     import pytest
 
     pybind11 = pytest.importorskip("pybind11", reason="the test modules over the C++ headers need pybind11")
@@ -27,7 +27,8 @@ def load(name: str):
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden"]
     includes = [f"-I{CSRC}", f"-isystem{pybind11.get_include()}", f"-isystem{sysconfig.get_path('include')}"]
     digest = hashlib.sha256(" ".join([compiler, *flags, *includes]).encode())
-    for path in [source, *sorted(p for p in (CSRC / "templates").rglob("*") if p.is_file())]:
+    headers = [*(CSRC / "templates").rglob("*"), *(CSRC / "cuda").glob("*.h")]
+    for path in [source, *sorted(p for p in headers if p.is_file())]:
         digest.update(path.read_bytes())
     target = BUILD / digest.hexdigest()[:16] / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
     if not target.exists():

@@ -1,4 +1,4 @@
-// Test module: csrc/templates/cut.cuh, for tests/test_cut.py.
+// Test module: csrc/templates/cut.cuh and csrc/cuda/plan.h, for tests/test_cut.py and tests/test_cuda_plan.py.
 #include "templates/cut.cuh"
 
 #include <pybind11/pybind11.h>
@@ -6,6 +6,8 @@
 
 #include <array>
 #include <vector>
+
+#include "cuda/plan.h"
 
 namespace py = pybind11;
 using lowbit::Cut;
@@ -21,6 +23,10 @@ PYBIND11_MODULE(cut_math, m) {
         found.push_back({block, part.task, part.begin, part.end});
       });
     return found;
+  });
+  m.def("workers_for", &lowbit::workers_for);
+  m.def("first_tile", [](int64_t rows, int64_t n, int64_t k, int bits, std::array<int, 2> clusters) {
+    return lowbit::cuda::first_tile(rows, n, k, bits, clusters.data());
   });
   m.def("part_of", [](int each, int more, int at) { return Cut{each, more}.part_of(at); });
   m.def("start", [](int each, int more, int part) { return Cut{each, more}(part); });

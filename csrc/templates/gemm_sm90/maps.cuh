@@ -69,17 +69,18 @@ inline bool pose(const MatmulArgs& args, const Launch& launch, Affine affine, Pr
                 static_cast<uint64_t>(args.x.m),
                 static_cast<uint64_t>(row_stride * 2),
                 64,
-                Tile::kTokens};
+                Tile::kXRows};
   good &= describe(launch, p.x, CU_TENSOR_MAP_DATA_TYPE_UINT16, CU_TENSOR_MAP_SWIZZLE_128B, x);
 
   p.n = static_cast<int>(args.w.n), p.m = static_cast<int>(args.x.m);
   p.stages = static_cast<int>((steps + kSteps - 1) / kSteps);
   p.token_tiles = (p.m + Tile::kTokens - 1) / Tile::kTokens;
-  const int tasks = (p.n + Tile::kRows - 1) / Tile::kRows * p.token_tiles, all = tasks * p.stages;
-  const int longest = (all + launch.clusters[0] - 1) / launch.clusters[0];
-  p.blocks = (all + longest - 1) / longest;
-  p.tasks = tasks;
-  p.cut = {all / p.blocks, all % p.blocks};
+  constexpr int kRows = Tile::kRows * Tile::kCluster;
+  const int64_t tasks = int64_t{(p.n + kRows - 1) / kRows} * p.token_tiles, all = tasks * p.stages;
+  if (all > INT32_MAX) return false;
+  p.tasks = static_cast<int>(tasks);
+  p.workers = workers_for(p.tasks, p.stages, launch.clusters[Tile::kCluster / 2], Tile::kWgmma);
+  p.cut = {static_cast<int>(all / p.workers), static_cast<int>(all % p.workers)};
   p.y = args.y.data, p.y_stride = args.y.row_stride;
   p.bias = args.y.bias, p.bias_type = args.y.bias_type;
   p.step = Weight::kFloat ? 1.0f : affine.step;

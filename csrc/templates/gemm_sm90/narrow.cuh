@@ -5,6 +5,7 @@
 #include "../ptx/async.cuh"
 #include "../ptx/mma.cuh"
 #include "../ptx/tma.cuh"
+#include "parts.cuh"
 #include "shape.cuh"
 #include "words.cuh"
 
@@ -183,11 +184,8 @@ struct Narrow {
         __syncwarp();
         if (lane == 0) ptx::arrive(base + Map::kEmpty + 8 * place.index);
       }
-      float4* to = reinterpret_cast<float4*>(p.parts) +
-                   ((static_cast<int64_t>(blockIdx.x) + part.task) * Tile::kRowTiles + warp) * (kColumns * 32) + lane;
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column)
-        to[column * 32] = {total[column][0], total[column][1], total[column][2], total[column][3]};
+      finish_part<Act, Tile>(p, share, part, blockIdx.x, 0, warp, lane,
+                             [&](int column, int i) { return total[column][i]; });
     });
   }
 };

@@ -25,6 +25,9 @@ struct Tile {
   static constexpr bool kWgmma = Tokens >= 32;
   static constexpr int kWarps = kWgmma ? 8 : 16, kThreads = 32 * (kWarps + 4);
   static constexpr int kRowTiles = kWarps, kRows = 16 * kRowTiles;
+  static constexpr bool kLarge = Tokens == 256;     // a kernel of its own, large.cuh
+  static constexpr int kCluster = kLarge ? 2 : 1;   // blocks of a task, each with rows of its own
+  static constexpr int kXRows = Tokens / kCluster;  // tokens that a block asks for
 };
 
 // What a block holds of W and x at once: a stage of some steps of 128 k, as the copy engine writes it.
@@ -69,14 +72,14 @@ struct Problem {
   CUtensorMap scales, zeros;
   CUtensorMap x;
   int n, m;
-  int stages;       // of all of K
-  int token_tiles;  // tiles of tokens; a row block and a tile of tokens make a task
-  int tasks, blocks;
+  int stages;           // of all of K
+  int token_tiles;      // tiles of tokens; a row block and a tile of tokens make a task
+  int tasks, workers;   // workers: blocks, or clusters of them
   Cut cut;              // stages of all tasks, one after the other, over blocks
   int group_steps;      // of groups of at least 128: step >> group_steps is one; 30: one group
   int group_fragments;  // of finer ones: fragment >> group_fragments is one
   int stage_groups;     // groups in a stage
-  float* parts;         // sums of each part of a task that a block has: [block + task][row tile][column][lane][4]
+  float* parts;  // sums of parts of tasks: [worker][first, last][block of the cluster][row tile][column][lane][4]
   void* y;
   const void* bias;
   int64_t y_stride;       // elements

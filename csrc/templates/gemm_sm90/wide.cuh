@@ -4,6 +4,7 @@
 #include "../ptx/async.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
+#include "parts.cuh"
 #include "shape.cuh"
 #include "words.cuh"
 
@@ -88,11 +89,8 @@ struct Wide {
       }
       ptx::wait_products<0>();
       release(true);
-      float4* to = reinterpret_cast<float4*>(p.parts) +
-                   ((static_cast<int64_t>(blockIdx.x) + part.task) * Tile::kRowTiles + warp) * (kColumns * 32) + lane;
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column)
-        to[column * 32] = {sum[4 * column], sum[4 * column + 1], sum[4 * column + 2], sum[4 * column + 3]};
+      finish_part<Act, Tile>(p, share, part, blockIdx.x, 0, warp, lane,
+                             [&](int column, int i) { return sum[4 * column + i]; });
     });
   }
 };

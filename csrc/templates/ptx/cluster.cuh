@@ -25,6 +25,22 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
+// Barriers that this thread initialized are seen by other blocks that come past the cluster's barrier.
+__device__ __forceinline__ void publish_to_cluster() {
+#ifdef LOWBIT_CLUSTERS
+  asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+#endif
+}
+
+// Its number in the cluster.
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank = 0;
+#ifdef LOWBIT_CLUSTERS
+  asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
+#endif
+  return rank;
+}
+
 // A barrier is 8 bytes of shared memory; its phase flips when all arrivals and all announced bytes have come. This one
 // takes one arrival a phase. The fence makes it known to the cluster.
 __device__ __forceinline__ void barrier_init(uint32_t barrier) {

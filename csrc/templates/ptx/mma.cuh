@@ -28,6 +28,13 @@ __device__ __forceinline__ void mma<__nv_bfloat16>(float (&sum)[4], const uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// The transpose of an 8 x 8 matrix of 16-bit values: lane 4g + t holds row g, columns 2t and 2t + 1.
+__device__ __forceinline__ uint32_t transpose(uint32_t pair) {
+  uint32_t turned;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(turned) : "r"(pair));
+  return turned;
+}
+
 // The same over 32 k, of unsigned bytes by signed ones, added to integers.
 __device__ __forceinline__ void mma_bytes(int (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

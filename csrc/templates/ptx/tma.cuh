@@ -68,6 +68,33 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, in
 #endif
 }
 
+// The same to that place in every block of the cluster in `blocks` (a bit each), whose own barrier counts its bytes.
+__device__ __forceinline__ void copy_box_to_all(uint32_t to, const CUtensorMap& map, int inner, int outer,
+                                                uint32_t barrier, uint16_t blocks, uint64_t policy) {
+#ifdef LOWBIT_TENSOR_COPIES
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5, %6;\n" ::"r"(to),
+      "l"(&map), "r"(inner), "r"(outer), "r"(barrier), "h"(blocks), "l"(policy)
+      : "memory");
+#endif
+}
+
+// Arrives at the barrier at that place in the block of rank `block`. Why relaxed at the scope of the cluster: only
+// reads come before it, and a release would wait for every copy that is under way.
+__device__ __forceinline__ void arrive_in_cluster(uint32_t barrier, uint32_t block) {
+#ifdef LOWBIT_TENSOR_COPIES
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}\n" ::"r"(barrier),
+      "r"(block)
+      : "memory");
+#endif
+}
+
 // Brings a map into its cache.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
 #ifdef LOWBIT_TENSOR_COPIES

@@ -13,6 +13,20 @@ namespace lowbit::ptx {
 #define LOWBIT_WGMMA(text)
 #endif
 
+// Gives registers of all warps of a warpgroup back, or takes them, so that each thread has Count.
+template <int Count>
+__device__ __forceinline__ void give_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(Count));
+#endif
+}
+template <int Count>
+__device__ __forceinline__ void take_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(Count));
+#endif
+}
+
 // Registers that products read or add to were written before.
 __device__ __forceinline__ void begin_products() { LOWBIT_WGMMA("wgmma.fence.sync.aligned;\n"); }
 // Ends a group of products.
@@ -44,6 +58,12 @@ __device__ __forceinline__ void wgmma(float (&sum)[Tokens / 2], const uint32_t (
   LOWBIT_LIST_32                                                                                           \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, " \
   "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define LOWBIT_LIST_128                                                                                                \
+  LOWBIT_LIST_64                                                                                                       \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "   \
+  "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, "   \
+  "%107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
+  "%126, %127"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define LOWBIT_PRODUCT(tokens_, type, list, a0, a1, a2, a3, b, ...)                                                    \
@@ -54,25 +74,32 @@ __device__ __forceinline__ void wgmma(float (&sum)[Tokens / 2], const uint32_t (
 #else
 #define LOWBIT_PRODUCT(...)
 #endif
-#define LOWBIT_PRODUCTS(act, type)                                                                                   \
-  template <>                                                                                                        \
-  __device__ __forceinline__ void wgmma<act, 32>(float (&sum)[16], const uint32_t (&a)[4], uint64_t tokens) {        \
-    LOWBIT_PRODUCT("32", type, LOWBIT_LIST_16, "16", "17", "18", "19", "20", LOWBIT_SUMS_16(0));                     \
-  }                                                                                                                  \
-  template <>                                                                                                        \
-  __device__ __forceinline__ void wgmma<act, 64>(float (&sum)[32], const uint32_t (&a)[4], uint64_t tokens) {        \
-    LOWBIT_PRODUCT("64", type, LOWBIT_LIST_32, "32", "33", "34", "35", "36", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16)); \
-  }                                                                                                                  \
-  template <>                                                                                                        \
-  __device__ __forceinline__ void wgmma<act, 128>(float (&sum)[64], const uint32_t (&a)[4], uint64_t tokens) {       \
-    LOWBIT_PRODUCT("128", type, LOWBIT_LIST_64, "64", "65", "66", "67", "68", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16), \
-                   LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48));                                                          \
+#define LOWBIT_PRODUCTS(act, type)                                                                                     \
+  template <>                                                                                                          \
+  __device__ __forceinline__ void wgmma<act, 32>(float (&sum)[16], const uint32_t (&a)[4], uint64_t tokens) {          \
+    LOWBIT_PRODUCT("32", type, LOWBIT_LIST_16, "16", "17", "18", "19", "20", LOWBIT_SUMS_16(0));                       \
+  }                                                                                                                    \
+  template <>                                                                                                          \
+  __device__ __forceinline__ void wgmma<act, 64>(float (&sum)[32], const uint32_t (&a)[4], uint64_t tokens) {          \
+    LOWBIT_PRODUCT("64", type, LOWBIT_LIST_32, "32", "33", "34", "35", "36", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16));   \
+  }                                                                                                                    \
+  template <>                                                                                                          \
+  __device__ __forceinline__ void wgmma<act, 128>(float (&sum)[64], const uint32_t (&a)[4], uint64_t tokens) {         \
+    LOWBIT_PRODUCT("128", type, LOWBIT_LIST_64, "64", "65", "66", "67", "68", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16),   \
+                   LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48));                                                            \
+  }                                                                                                                    \
+  template <>                                                                                                          \
+  __device__ __forceinline__ void wgmma<act, 256>(float (&sum)[128], const uint32_t (&a)[4], uint64_t tokens) {        \
+    LOWBIT_PRODUCT("256", type, LOWBIT_LIST_128, "128", "129", "130", "131", "132", LOWBIT_SUMS_16(0),                 \
+                   LOWBIT_SUMS_16(16), LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48), LOWBIT_SUMS_16(64), LOWBIT_SUMS_16(80), \
+                   LOWBIT_SUMS_16(96), LOWBIT_SUMS_16(112));                                                           \
   }
 LOWBIT_PRODUCTS(__half, "f16")
 LOWBIT_PRODUCTS(__nv_bfloat16, "bf16")
 
 #undef LOWBIT_PRODUCTS
 #undef LOWBIT_PRODUCT
+#undef LOWBIT_LIST_128
 #undef LOWBIT_LIST_64
 #undef LOWBIT_LIST_32
 #undef LOWBIT_LIST_16

@@ -1,0 +1,231 @@
+// Tiles of 256 tokens: two blocks of a cluster have 128 rows each and share x, of which each brings half to both.
+//
+// In a block two warpgroups multiply 64 rows each by wgmma on scaled values; one thread brings codes and scales, 128 k
+// at a time, and x, 64 k at a time, to two rings: a place of x is free again as soon as its products are done.
+#pragma once
+#include "../dequant/scaled.cuh"
+#include "../ptx/async.cuh"
+#include "../ptx/cluster.cuh"
+#include "../ptx/tma.cuh"
+#include "../ptx/wgmma.cuh"
+#include "helpers.cuh"
+#include "parts.cuh"
+#include "shape.cuh"
+#include "words.cuh"
+
+namespace lowbit::gemm_sm90 {
+
+constexpr int kLargeThreads = 384;                          // two warpgroups multiply, a warp of the third brings
+constexpr int kGivenRegisters = 40, kTakenRegisters = 232;  // of 168
+
+// Where things lie in shared memory, from the first multiple of 1024.
+template <class Weight, class Tile, bool Fine, bool Zeros>
+struct LargeMap {
+  using Stage = gemm_sm90::Stage<Weight, Tile, Fine, Zeros>;
+  static_assert(Stage::kSteps == 1);
+  static constexpr int kXBytes = Stage::kXBox;  // 64 k
+  static constexpr int kWBytes = (Stage::kCodes + Stage::kScales * (Zeros ? 2 : 1) + 127) / 128 * 128;
+  static constexpr int kWDepth = 3, kXDepth = (kSharedAlone - 2048 - kWDepth * kWBytes) / kXBytes;
+  static constexpr int kW = kXDepth * kXBytes;
+  static constexpr int kWFull = kW + kWDepth * kWBytes, kWEmpty = kWFull + 8 * kWDepth;
+  static constexpr int kXFull = kWEmpty + 8 * kWDepth, kXEmpty = kXFull + 8 * kXDepth;
+  static_assert(kXDepth >= 4 && kXEmpty + 8 * kXDepth + 1024 <= kSharedAlone);
+};
+
+template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+struct Large {
+  using Map = LargeMap<Weight, Tile, Fine, Zeros>;
+  using Stage = typename Map::Stage;
+  using Decoder = ScaledDecoder<Weight, Act, Zeros>;
+  using Words = typename Decoder::Words;
+  using Group = typename Decoder::Group;
+  static constexpr int kEarly = 2;  // steps of weights asked for before the kernel before has ended
+
+  const Problem& p;
+  const uint32_t base;
+  const int rank;
+
+  // ---- one thread brings everything --------------------------------------------------------------------------------
+  __device__ __forceinline__ void bring_weights(const Cursor& at, int place) const {
+    const uint64_t once = ptx::make_policy<ptx::Keep::kFirstOut>();
+    const uint32_t barrier = base + Map::kWFull + 8 * place;
+    ptx::barrier_expect(barrier, Stage::kCodes + p.stage_groups * 32 * Tile::kRowTiles * (Zeros ? 2 : 1));
+    const int tile = at.tile + rank * Tile::kRowTiles;
+    uint32_t to = base + Map::kW + place * Map::kWBytes;
+#pragma unroll
+    for (int width = 8; width >= 1; width /= 2) {
+      if (!(Stage::kBits & width)) continue;
+      ptx::copy_box(to, p.codes[planes::plane_index(Stage::kBits, width)], at.stage * 32 * width, tile, barrier, once);
+      to += Tile::kRowTiles * 256 * width;
+    }
+    const int group = Fine ? at.stage * 8 >> p.group_fragments : at.stage >> p.group_steps;
+    ptx::copy_box(to, p.scales, group * 4, tile, barrier, once);
+    if (Zeros) ptx::copy_box(to + Stage::kScales, p.zeros, group * 4, tile, barrier, once);
+  }
+
+  __device__ __forceinline__ void bring_x(const Cursor& at, int half, int place) const {
+    const uint64_t again = ptx::make_policy<ptx::Keep::kLastOut>();
+    const uint32_t barrier = base + Map::kXFull + 8 * place;
+    ptx::barrier_expect(barrier, Map::kXBytes);
+    ptx::copy_box_to_all(base + place * Map::kXBytes + rank * Tile::kXRows * 128, p.x, (at.stage * 2 + half) * 64,
+                         at.token + rank * Tile::kXRows, barrier, 3, again);
+  }
+
+  // Before the kernel before has ended: weights alone.
+  __device__ __forceinline__ void start(const Share& share) const {
+    Cursor at(p, share, Tile::kRowTiles * Tile::kCluster, Tile::kTokens);
+#pragma unroll 1
+    for (int i = 0; i < min(kEarly, share.end - share.begin); ++i) {
+      bring_weights(at, i);
+      at.next(p, Tile::kRowTiles * Tile::kCluster, Tile::kTokens);
+    }
+  }
+
+  __device__ __forceinline__ void go_on(const Share& share) const {
+    Cursor at(p, share, Tile::kRowTiles * Tile::kCluster, Tile::kTokens);
+    Place<Map::kWDepth> w;
+    Place<Map::kXDepth> x;
+    const int count = share.end - share.begin;
+    int asked = 0;  // places of x
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      if (i >= Map::kWDepth) ptx::wait_arrivals(base + Map::kWEmpty + 8 * w.index, w.parity ^ 1);
+      if (i >= kEarly) bring_weights(at, w.index);
+#pragma unroll
+      for (int half = 0; half < 2; ++half, ++asked) {
+        // Both blocks are done with it.
+        if (asked >= Map::kXDepth) ptx::wait_arrivals(base + Map::kXEmpty + 8 * x.index, x.parity ^ 1);
+        bring_x(at, half, x.index);
+        x.next();
+      }
+      at.next(p, Tile::kRowTiles * Tile::kCluster, Tile::kTokens);
+      w.next();
+    }
+    // Why: the other block still arrives at these barriers, and a block that has left has none.
+    const bool all = asked >= Map::kXDepth;
+    if (!all) x = {};
+#pragma unroll 1
+    for (int i = 0; i < min(asked, Map::kXDepth); ++i, x.next())
+      ptx::wait_arrivals(base + Map::kXEmpty + 8 * x.index, all ? x.parity ^ 1 : 0);
+  }
+
+  // ---- warpgroups multiply -----------------------------------------------------------------------------------------
+  __device__ __forceinline__ void run(const Share& share, int worker, int warp, int lane) const {
+    const Decoder decoder(p.step, p.zero_base);
+    Place<Map::kWDepth> w;
+    Place<Map::kXDepth> x;
+    uint32_t before[2] = {};  // places of x whose products may still run, by half
+    // One lane for each block: what it brings goes to both.
+    const auto release_x = [&](uint32_t place) {
+      if (lane < Tile::kCluster) ptx::arrive_in_cluster(base + Map::kXEmpty + 8 * place, lane);
+    };
+    share.for_parts(p.stages, [&](const Part& part) {
+      float sum[Tile::kTokens / 2] = {};
+      uint32_t a[2][4][4];
+#pragma unroll 1
+      for (int at = part.begin; at < part.end; ++at) {
+        ptx::wait_arrivals(base + Map::kWFull + 8 * w.index, w.parity);
+        // Why both: a wait between two products would keep the compiler from running them side by side.
+        uint32_t own[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          ptx::wait_arrivals(base + Map::kXFull + 8 * x.index, x.parity);
+          own[half] = x.index;
+          x.next();
+        }
+        const uint32_t codes = base + Map::kW + w.index * Map::kWBytes;
+        Words words;
+        load_words<Stage, Tile>(codes, warp, 0, lane, words);
+        Group group;
+        if constexpr (!Fine) group = load_group(decoder, codes, 0, warp, lane);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          ptx::wait_products<1>();
+          if (at > part.begin) release_x(before[half]);
+#pragma unroll
+          for (int f = 0; f < 4; ++f) {
+            if constexpr (Fine) group = load_group(decoder, codes, (half * 4 + f) >> p.group_fragments, warp, lane);
+            decoder.fragment(words, half * 4 + f, group, a[half][f]);
+          }
+          const uint64_t tokens = ptx::describe_tokens(base + own[half] * Map::kXBytes);
+          ptx::begin_products();
+#pragma unroll
+          for (int f = 0; f < 4; ++f) ptx::wgmma<Act, Tile::kTokens>(sum, a[half][f], tokens + f * 32 / 16);
+          ptx::commit_products();
+          before[half] = own[half];
+        }
+        __syncwarp();
+        if (lane == 0) ptx::arrive(base + Map::kWEmpty + 8 * w.index);
+        w.next();
+      }
+      ptx::wait_products<0>();
+      release_x(before[0]), release_x(before[1]);
+      finish_part<Act, Tile>(p, share, part, worker, rank, warp, lane,
+                             [&](int column, int i) { return sum[4 * column + i]; });
+    });
+  }
+
+  __device__ __forceinline__ Group load_group(const Decoder& decoder, uint32_t codes, int group, int warp,
+                                              int lane) const {
+    const uint32_t from = codes + Stage::kCodes + (warp * p.stage_groups + group) * 32 + lane / 4 * 4;
+    const float2 scales = unpack_pair(ptx::load_shared(from), p.bf16_scales);
+    float2 zeros = {};
+    if constexpr (Zeros) zeros = unpack_pair(ptx::load_shared(from + Stage::kScales), p.bf16_scales);
+    return decoder.group(scales, zeros, p.zero_kind == ZeroKind::kMin);
+  }
+};
+
+template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+__global__ void __launch_bounds__(kLargeThreads, 1) multiply_large(const __grid_constant__ Problem p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // elsewhere it is empty, and never launched (prepare)
+  using Worker = Large<Weight, Act, Tile, Fine, Zeros>;
+  using Map = typename Worker::Map;
+  extern __shared__ uint8_t memory[];
+
+  // ---- setup
+  ptx::launch_dependents();
+  const uint32_t base = (ptx::shared_address(memory) + 1023) & ~1023u;
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  if (warp == Tile::kWarps && lane == 0) {
+#pragma unroll 1
+    for (int i = 0; i < Map::kWDepth; ++i) {
+      ptx::arrivals_init(base + Map::kWFull + 8 * i, 1);
+      ptx::arrivals_init(base + Map::kWEmpty + 8 * i, Tile::kWarps);
+    }
+#pragma unroll 1
+    for (int i = 0; i < Map::kXDepth; ++i) {
+      ptx::arrivals_init(base + Map::kXFull + 8 * i, 1);
+      ptx::arrivals_init(base + Map::kXEmpty + 8 * i, Tile::kWarps * Tile::kCluster);
+    }
+    ptx::publish_barriers();
+    ptx::publish_to_cluster();
+  }
+  if (warp == Tile::kWarps + 1 && lane == 0)
+    ptx::prefetch_map(p.codes[0]), ptx::prefetch_map(p.scales), ptx::prefetch_map(p.x);
+  __syncthreads();
+  ptx::cluster_arrive_early();
+  const int worker = blockIdx.x / Tile::kCluster;
+  const Share share(p.cut, p.stages, worker);
+  const Worker work{p, base, static_cast<int>(ptx::cluster_rank())};
+
+  // ---- weights: they do not depend on the kernel before
+  if (warp == Tile::kWarps) {
+    if (ptx::elect_one()) work.start(share);
+  }
+
+  // ---- everything else
+  ptx::wait_for_previous_kernel();
+  ptx::cluster_wait();  // the barriers of both blocks are ready
+  if (warp >= Tile::kWarps) {
+    ptx::give_registers<kGivenRegisters>();
+    if (warp == Tile::kWarps) {
+      if (ptx::elect_one()) work.go_on(share);
+    }
+  } else {
+    ptx::take_registers<kTakenRegisters>();
+    work.run(share, worker, warp, lane);
+  }
+#endif
+}
+
+}  // namespace lowbit::gemm_sm90
