@@ -103,18 +103,26 @@ __global__ void __launch_bounds__(Threads) add_parts(const __grid_constant__ Pro
   const int first = p.cut.part_of(begin), last = p.cut.part_of(begin + p.stages - 1);
   // Of all but the first worker it is the first part that they have.
   const int place = 2 * first + (p.cut(first) != begin);
-  const float* from = p.parts + static_cast<int64_t>(place) * kPart<Tile> + item * 4;
-  const float* others = p.parts + static_cast<int64_t>(2 * first + 2) * kPart<Tile> + item * 4;
+  const float* head = p.parts + static_cast<int64_t>(place) * kPart<Tile> + item * 4;
+  const float* from = p.parts + static_cast<int64_t>(2 * first + 2) * kPart<Tile> + item * 4;
   // Why only here: the numbers above take a while.
   ptx::wait_for_previous_kernel();
   if (!in_parts || row_tile * 16 >= p.n || column * 8 >= p.m || first == last) return;
-  float sum[4] = {};
-#pragma unroll 4
-  for (int worker = first; worker <= last; ++worker) {
-    const uint4 more = ptx::load_x(worker == first ? from : others);
-    if (worker != first) others += 2 * kPart<Tile>;
-    sum[0] += __uint_as_float(more.x), sum[1] += __uint_as_float(more.y);
-    sum[2] += __uint_as_float(more.z), sum[3] += __uint_as_float(more.w);
+  uint4 more[4];
+  const auto load = [&](int left) { ptx::load_four<2 * kPart<Tile> * 4>(from, left, more); };
+  load(last - first);
+  // Why after them: all are under way at once.
+  const uint4 own = ptx::load_x(head);
+  float sum[4] = {__uint_as_float(own.x), __uint_as_float(own.y), __uint_as_float(own.z), __uint_as_float(own.w)};
+#pragma unroll 1
+  for (int left = last - first; left > 0;) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sum[0] += __uint_as_float(more[i].x), sum[1] += __uint_as_float(more[i].y);
+      sum[2] += __uint_as_float(more[i].z), sum[3] += __uint_as_float(more[i].w);
+    }
+    from += 4 * 2 * kPart<Tile>, left -= 4;
+    load(left);
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

@@ -54,6 +54,31 @@ __device__ __forceinline__ uint4 load_x(const void* from) {
   return x;
 }
 
+// Four times 16 bytes that lie Stride bytes apart; of those from `count` on, 0. Why one statement: the compiler would
+// wait for some of them before it asks for the others, to save registers.
+template <int Stride>
+__device__ __forceinline__ void load_four(const void* from, int count, uint4 (&to)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[i] = {0, 0, 0, 0};
+  asm volatile(
+      "{\n"
+      ".reg .pred one, two, three, four;\n"
+      "setp.gt.s32 one, %17, 0;\n"
+      "setp.gt.s32 two, %17, 1;\n"
+      "setp.gt.s32 three, %17, 2;\n"
+      "setp.gt.s32 four, %17, 3;\n"
+      "@one ld.global.v4.u32 {%0, %1, %2, %3}, [%16];\n"
+      "@two ld.global.v4.u32 {%4, %5, %6, %7}, [%16+%18];\n"
+      "@three ld.global.v4.u32 {%8, %9, %10, %11}, [%16+%19];\n"
+      "@four ld.global.v4.u32 {%12, %13, %14, %15}, [%16+%20];\n"
+      "}\n"
+      : "+r"(to[0].x), "+r"(to[0].y), "+r"(to[0].z), "+r"(to[0].w), "+r"(to[1].x), "+r"(to[1].y), "+r"(to[1].z),
+        "+r"(to[1].w), "+r"(to[2].x), "+r"(to[2].y), "+r"(to[2].z), "+r"(to[2].w), "+r"(to[3].x), "+r"(to[3].y),
+        "+r"(to[3].z), "+r"(to[3].w)
+      : "l"(from), "r"(count), "n"(Stride), "n"(2 * Stride), "n"(3 * Stride)
+      : "memory");
+}
+
 __device__ __forceinline__ uint32_t load_x_16(const void* from) {
   uint16_t x;
   asm volatile("ld.global.u16 %0, [%1];\n" : "=h"(x) : "l"(from) : "memory");
