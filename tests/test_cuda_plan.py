@@ -38,6 +38,8 @@ def test_what_was_measured_to_be_faster_is_tried_first(native, m, n, k, tokens):
 def test_few_rows_of_many_k_take_a_tile_by_which_x_passes(native, bits, tokens):
     assert native.first_tile(4, 4096, 14336, bits, H200) == tokens
     assert native.first_tile(2, 4096, 14336, bits, H200) == 2
+    assert native.first_tile(1, 4096, 14336, bits, H200) == 1
+    assert native.first_tile(1, 5120, 27648, bits, H200) == 2
 
 
 @given(

@@ -25,6 +25,7 @@ constexpr int64_t first_tile(int64_t m, int64_t n, int64_t k, int bits, const in
   // Few row tiles have many k: tiles of up to 4 tokens keep all of x in shared memory, and split k too little to fill
   // the device. Measured: up to 25% at 4096 x 14336, 3584 x 14336 and 5120 x 27648 (docs/notes/decode.md).
   if (m > 2 && m <= 4 && n <= 5120 && k >= (bits <= 2 ? 12 : 24) * 1024) return 8;
+  if (m == 1 && n <= 5120 && k >= 24 * 1024) return 2;  // 23.1 us, not 25.5, at 5120 x 27648 with 4 bits
   if (m > 128) return large_us(m, n, k, 128, clusters[0]) < large_us(m, n, k, 256, clusters[1]) ? 128 : 256;
   return m;
 }
