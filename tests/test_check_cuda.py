@@ -10,7 +10,8 @@ import pytest
 from tools import check_cuda
 
 DECODE, OTHER = "_ZN6lowbit6decode6kernelEv", "_ZN6lowbit7dequant6kernelEv"
-NARROW, WIDE = (f"{check_cuda.BOXES}INS0_4TileILi{tokens}EEEEvv" for tokens in (16, 128))
+NARROW, WIDE = (f"{check_cuda.BOXES[0]}INS0_4TileILi{tokens}EEEEvv" for tokens in (16, 128))
+LARGE = f"{check_cuda.BOXES[1]}INS0_4TileILi256EEEEvv"
 GOOD = ["S2R", "PREEXIT", "LDGSTS.E.BYPASS.128", "ACQBULK", "LDG.E.128", "HMMA.16816.F32", "STG.E", "EXIT"]
 
 
@@ -40,7 +41,7 @@ def test_an_order_that_would_race_is_found(code, words):
     assert any(words in sentence for sentence in found), found
 
 
-@pytest.mark.parametrize("name", [NARROW, WIDE])
+@pytest.mark.parametrize("name", [NARROW, WIDE, LARGE])
 def test_weights_and_x_that_come_as_boxes_are_found_on_both_sides(name):
     def found(code):
         return list(check_cuda.order_problems(name, code))
@@ -57,8 +58,8 @@ def test_weights_and_x_that_come_as_boxes_are_found_on_both_sides(name):
     [
         *((NARROW, arch, True) for arch in ("90", "90a", "100", "103a", "110f")),
         *((NARROW, arch, False) for arch in ("80", "89", "120", "121a")),
-        (WIDE, "90a", True),
-        *((WIDE, arch, False) for arch in ("80", "90", "100a", "120")),
+        *((name, "90a", True) for name in (WIDE, LARGE)),
+        *((name, arch, False) for name in (WIDE, LARGE) for arch in ("80", "90", "100a", "120")),
     ],
 )
 def test_kernel_is_empty_where_it_never_runs_and_only_there(name, arch, runs):
@@ -109,7 +110,7 @@ def test_kernels_that_must_be_alone_are_told_by_their_names():
         return [(b.threads, b.registers) for names, b in check_cuda.ALONE.items() if names.match(name)]
 
     assert bounds(NARROW) == [(640, 88)] and bounds(WIDE) == [(384, 168)]
-    assert bounds(WIDE.replace("128", "64")) == bounds(WIDE.replace("128", "32")) == bounds(WIDE)
+    assert bounds(WIDE.replace("128", "64")) == bounds(WIDE.replace("128", "32")) == bounds(WIDE) == bounds(LARGE)
     resident = "_ZN6lowbit6decode8residentINS_3IntILi4EEE6__halfNS0_4TileILi1ELNS0_4KindE{}EEELb0ELb1EEEvNS0_7ProblemE"
     assert bounds(resident.format(1)) == [(512, 128)] and bounds(resident.format(0)) == bounds(OTHER) == []
 
