@@ -91,7 +91,7 @@ def test_every_legal_combination_is_in_manifest_registry_and_one_unit(out):
 def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
     kernels = listed(out, "cuda")
     floats = [a.name for a in ACT_TYPES if not a.on_the_fly]
-    tiles = [("decode", t) for t in (1, 2, 4)] + [("gemm_sm90", t) for t in (8, 16, 32, 64, 128)]
+    tiles = [("decode", t) for t in (1, 2, 4)] + [("gemm_sm90", t) for t in (8, 16, 32, 64, 128, 256)]
     expected = {(f, w.name, a, t) for w in WEIGHT_TYPES for a in floats[1:] for f, t in tiles}
     expected |= {("dequant", w.name, a, None) for w in WEIGHT_TYPES for a in floats}
     keys = ("family", "weight", "act", "tokens")
