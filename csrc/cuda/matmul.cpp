@@ -7,7 +7,6 @@
 #include "matmul.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <string_view>
 #include <vector>
@@ -21,7 +20,6 @@
 namespace lowbit::cuda {
 namespace {
 
-constexpr std::array<int, 9> kTokens = {1, 2, 4, 8, 16, 32, 64, 128, 256};  // of tiles
 constexpr int64_t kFewest = 4;     // tokens of the largest tile that runs everywhere
 constexpr int64_t kRepeated = 32;  // tokens of the smallest tile that takes any number of rows of x
 constexpr int64_t kMostParts = 4;  // tiles of them that are faster than expanding the weight
@@ -61,9 +59,8 @@ bool aligned(const Input& x) {
 
 // The kernel of this build with the smallest tile for at least so many tokens, or null.
 const ProductRow* smallest_tile(int weight, int act, int64_t least) {
-  for (const int tokens : kTokens)
-    if (tokens >= least)
-      if (const ProductRow* row = find_product(weight, act, tokens)) return row;
+  for (const ProductRow* row : product_tiles(weight, act))
+    if (row->tokens >= least) return row;
   return nullptr;
 }
 
@@ -75,13 +72,15 @@ bool is_of(const Row* row, int weight, int act) {
 // Runs the kernel that is fastest (plan.h), or else has the smallest tile that holds the product; false, and nothing
 // was launched, if none does. Why a larger tile may hold what a smaller one does not: of large ones, x passes by.
 bool run_tile(const MatmulArgs& args, int weight, int act, const Launch& launch) {
-  const int64_t m = args.x.m, least = std::min<int64_t>(m, kTokens.back());
+  const auto& tiles = product_tiles(weight, act);
+  if (tiles.empty()) return false;
+  const int64_t m = args.x.m, least = std::min<int64_t>(m, tiles.back()->tokens);
   const int64_t first =
       launch.capability != 90 ? least : first_tile(m, args.w.n, args.w.k, kWeightBits[weight], launch.clusters);
   const auto* best = first != least ? smallest_tile(weight, act, first) : nullptr;
   if (best && !refused(best->run(args, launch), best->name)) return true;
-  for (auto* row = smallest_tile(weight, act, least); row; row = smallest_tile(weight, act, row->tokens + 1))
-    if (!refused(row->run(args, launch), row->name)) return true;
+  for (const ProductRow* row : tiles)
+    if (row->tokens >= least && !refused(row->run(args, launch), row->name)) return true;
   return false;
 }
 
@@ -113,7 +112,7 @@ bool run_tiles(MatmulArgs& args, int weight, int act, const Launch& launch, cons
   const ProductRow* forced = forced_product.load(std::memory_order_relaxed);
   if (!is_of(forced, weight, act) || (args.x.m > forced->tokens && forced->tokens < kRepeated)) forced = nullptr;
   const bool too_many = launch.capability != 90 && args.x.m > kMostParts * kFewest;
-  if (!forced && (args.w.scale_type == ScaleType::kFloat32 || too_many || !smallest_tile(weight, act, 1))) return false;
+  if (!forced && (args.w.scale_type == ScaleType::kFloat32 || too_many)) return false;
 
   if (!aligned(args.x)) copy = align_rows(args.x, args.w.k, launch.device, x);
   if (!forced) return run_tile(args, weight, act, launch) || run_tile_in_parts(args, weight, act, launch);
@@ -187,10 +186,8 @@ int lowbit_cuda_force(const char* name) {
     for (int act = 0; act < lowbit::kActTypes; ++act) {
       const DequantRow* row = find_dequant(weight, act);
       if (row && std::string_view(row->name) == name) dequant = row;
-      for (const int tokens : kTokens) {
-        const ProductRow* found = find_product(weight, act, tokens);
-        if (found && std::string_view(found->name) == name) product = found;
-      }
+      for (const ProductRow* found : product_tiles(weight, act))
+        if (std::string_view(found->name) == name) product = found;
     }
   if (name && !product && !dequant) return 1;
   forced_product = product;

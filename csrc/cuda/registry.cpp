@@ -1,6 +1,7 @@
 // Reads the generated list three times: to declare the launchers, and for each family's table of rows.
 #include "registry.h"
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <vector>
@@ -45,7 +46,7 @@ template <class Row>
 using Table = std::array<std::array<std::vector<const Row*>, kActTypes>, kWeightTypes>;
 
 template <class Row>
-const Table<Row>* make_table(const std::vector<Row>& rows) {
+Table<Row>* make_table(const std::vector<Row>& rows) {
   auto* table = new Table<Row>;
   for (const Row& row : rows) (*table)[row.weight][row.act].push_back(&row);
   return table;
@@ -55,12 +56,16 @@ bool in_range(int weight, int act) { return weight >= 0 && weight < kWeightTypes
 
 }  // namespace
 
-const ProductRow* find_product(int weight, int act, int tokens) {
-  static const auto* table = make_table(product_rows());
-  if (!in_range(weight, act)) return nullptr;
-  for (const ProductRow* row : (*table)[weight][act])
-    if (row->tokens == tokens) return row;
-  return nullptr;
+const std::vector<const ProductRow*>& product_tiles(int weight, int act) {
+  static const std::vector<const ProductRow*> none;
+  static const auto* table = [] {
+    auto* made = make_table(product_rows());
+    for (auto& of_weight : *made)
+      for (auto& tiles : of_weight)
+        std::sort(tiles.begin(), tiles.end(), [](auto* a, auto* b) { return a->tokens < b->tokens; });
+    return made;
+  }();
+  return in_range(weight, act) ? (*table)[weight][act] : none;
 }
 
 const DequantRow* find_dequant(int weight, int act) {

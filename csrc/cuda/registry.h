@@ -1,5 +1,7 @@
 // Every CUDA kernel of this build, and which one serves given types.
 #pragma once
+#include <vector>
+
 #include "args.h"
 
 namespace lowbit::cuda {
@@ -19,8 +21,10 @@ struct DequantRow {
   DequantFn run;
 };
 
-// Null when this build has no such kernel, or when an index is out of range. Table look-ups.
-const ProductRow* find_product(int weight, int act, int tokens);
+// The kernels for products of given types, the smallest tile first; none when this build has none, or when an index is
+// out of range. A table look-up, as is the next.
+const std::vector<const ProductRow*>& product_tiles(int weight, int act);
+// Null when this build has no such kernel, or when an index is out of range.
 const DequantRow* find_dequant(int weight, int act);
 
 }  // namespace lowbit::cuda
