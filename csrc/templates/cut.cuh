@@ -1,6 +1,6 @@
-// Work cut into parts that differ by one at most, and what a block has of tasks whose stages are shared evenly.
+// Work cut into parts that differ by one at most, and what a worker has of tasks whose stages are shared evenly.
 //
-// Plain arithmetic that compiles for the host too, so that the tests can walk all blocks without a GPU.
+// Plain arithmetic that compiles for the host too, so that the tests can walk all workers without a GPU.
 #pragma once
 #include <cstdint>
 
@@ -39,12 +39,12 @@ LOWBIT_HOST_DEVICE constexpr int workers_for(int tasks, int stages, int most, bo
   return static_cast<int>((all + longest - 1) / longest);
 }
 
-// A task that a block has a part of, and which stages of it: begin .. end - 1, counted over all tasks.
+// A task that a worker has a part of, and which stages of it: begin .. end - 1, counted over all tasks.
 struct Part {
   int task, begin, end;
 };
 
-// The stages of a block, counted over all tasks of `stages` each, and the task of the first.
+// The stages of a worker, counted over all tasks of `stages` each, and the task of the first.
 struct Share {
   int begin, end, task;
 

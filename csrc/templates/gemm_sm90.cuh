@@ -5,15 +5,16 @@
 //   x  fp16 or bf16 [m, k], rows 16-byte aligned;  y  [m, n] of the same type;  fp32 sums
 //
 // A task is a block of rows of W times a tile of tokens, over all of K. K is walked in stages, and the stages of all
-// tasks, one after the other, are shared evenly by the blocks, one a multiprocessor:
+// tasks, one after the other, are shared evenly by the workers: blocks, one a multiprocessor, or pairs of them:
 //
 //     task 0            task 1            task 2            ...
 //     |----|----|----|----|----|----|----|----|----|----|---    stages
-//     <- block 0  -><- block 1   -><- block 2   -><- block 3
+//     <- worker 0 -><- worker 1  -><- worker 2  -><- worker 3
 //
-// A block leaves the sums of each part of a task that it has in memory; add_parts makes y of them. In a block one warp
-// brings stages of W, its scales and x to a ring in shared memory; the others multiply, 16 rows each: up to 16 tokens
-// by mma.sync (narrow.cuh), more by wgmma (wide.cuh). Weights do not depend on the kernel before: the first of them are
+// A worker stores y of a task that it has all of; of others it leaves the sums of its part in memory, and add_parts
+// makes y of them. Up to 16 tokens are multiplied by mma.sync (narrow.cuh), up to 128 by wgmma (wide.cuh), 16 rows a
+// warp; one warp brings stages of W, its scales and x to a ring in shared memory. Tiles of 256 tokens have a kernel of
+// their own (large.cuh). More tokens are more tasks. Weights do not depend on the kernel before: the first of them are
 // asked for before griddepcontrol.wait.
 #pragma once
 #include <cuda_runtime.h>

@@ -31,6 +31,25 @@ struct Cursor {
   }
 };
 
+// Asks for codes, scales and zeros of a stage of the row tiles from `tile` on; the barrier counts them, and
+// bytes_beside more that the caller asks for.
+template <class Stage, class Tile>
+__device__ __forceinline__ void ask_for_rows(const Problem& p, int stage, int tile, uint32_t to, uint32_t barrier,
+                                             int bytes_beside, uint64_t policy) {
+  const int step = stage * Stage::kSteps;
+  const uint32_t groups_bytes = p.stage_groups * 32 * Tile::kRowTiles;
+  ptx::barrier_expect(barrier, bytes_beside + Stage::kCodes + groups_bytes * (Stage::kZeros ? 2 : 1));
+#pragma unroll
+  for (int width = 8; width >= 1; width /= 2) {
+    if (!(Stage::kBits & width)) continue;
+    ptx::copy_box(to, p.codes[planes::plane_index(Stage::kBits, width)], step * 32 * width, tile, barrier, policy);
+    to += Tile::kRowTiles * Stage::kSteps * 256 * width;
+  }
+  const int group = Stage::kFine ? step * 8 >> p.group_fragments : step >> p.group_steps;
+  ptx::copy_box(to, p.scales, group * 4, tile, barrier, policy);
+  if (Stage::kZeros) ptx::copy_box(to + Stage::kScales, p.zeros, group * 4, tile, barrier, policy);
+}
+
 // One thread asks for all stages of a block, one after the other.
 template <class Weight, class Tile, bool Fine, bool Zeros>
 struct Producer {
@@ -51,20 +70,8 @@ struct Producer {
         first(problem, share, Tile::kRowTiles, Tile::kTokens) {}
 
   __device__ __forceinline__ void ask_for_weights(const Cursor& at, int place) const {
-    const int step = at.stage * Stage::kSteps;
-    const uint32_t barrier = base + Map::kFull + 8 * place;
-    const uint32_t groups_bytes = p.stage_groups * 32 * Tile::kRowTiles;
-    ptx::barrier_expect(barrier, Stage::kX + Stage::kCodes + groups_bytes * (Zeros ? 2 : 1));
-    uint32_t to = base + place * Stage::kBytes + Stage::kX;
-#pragma unroll
-    for (int width = 8; width >= 1; width /= 2) {
-      if (!(Stage::kBits & width)) continue;
-      ptx::copy_box(to, p.codes[planes::plane_index(Stage::kBits, width)], step * 32 * width, at.tile, barrier, once);
-      to += Tile::kRowTiles * Stage::kSteps * 256 * width;
-    }
-    const int group = Fine ? step * 8 >> p.group_fragments : step >> p.group_steps;
-    ptx::copy_box(to, p.scales, group * 4, at.tile, barrier, once);
-    if (Zeros) ptx::copy_box(to + Stage::kScales, p.zeros, group * 4, at.tile, barrier, once);
+    ask_for_rows<Stage, Tile>(p, at.stage, at.tile, base + place * Stage::kBytes + Stage::kX,
+                              base + Map::kFull + 8 * place, Stage::kX, once);
   }
 
   __device__ __forceinline__ void ask_for_x(const Cursor& at, int place) const {

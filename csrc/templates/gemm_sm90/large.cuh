@@ -47,20 +47,8 @@ struct Large {
 
   // ---- one thread brings everything --------------------------------------------------------------------------------
   __device__ __forceinline__ void bring_weights(const Cursor& at, int place) const {
-    const uint64_t once = ptx::make_policy<ptx::Keep::kFirstOut>();
-    const uint32_t barrier = base + Map::kWFull + 8 * place;
-    ptx::barrier_expect(barrier, Stage::kCodes + p.stage_groups * 32 * Tile::kRowTiles * (Zeros ? 2 : 1));
-    const int tile = at.tile + rank * Tile::kRowTiles;
-    uint32_t to = base + Map::kW + place * Map::kWBytes;
-#pragma unroll
-    for (int width = 8; width >= 1; width /= 2) {
-      if (!(Stage::kBits & width)) continue;
-      ptx::copy_box(to, p.codes[planes::plane_index(Stage::kBits, width)], at.stage * 32 * width, tile, barrier, once);
-      to += Tile::kRowTiles * 256 * width;
-    }
-    const int group = Fine ? at.stage * 8 >> p.group_fragments : at.stage >> p.group_steps;
-    ptx::copy_box(to, p.scales, group * 4, tile, barrier, once);
-    if (Zeros) ptx::copy_box(to + Stage::kScales, p.zeros, group * 4, tile, barrier, once);
+    ask_for_rows<Stage, Tile>(p, at.stage, at.tile + rank * Tile::kRowTiles, base + Map::kW + place * Map::kWBytes,
+                              base + Map::kWFull + 8 * place, 0, ptx::make_policy<ptx::Keep::kFirstOut>());
   }
 
   __device__ __forceinline__ void bring_x(const Cursor& at, int half, int place) const {
@@ -137,14 +125,15 @@ struct Large {
         Words words;
         load_words<Stage, Tile>(codes, warp, 0, lane, words);
         Group group;
-        if constexpr (!Fine) group = load_group(decoder, codes, 0, warp, lane);
+        if constexpr (!Fine) group = load_group<Stage>(p, decoder, codes, warp, 0, lane);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           ptx::wait_products<1>();
           if (at > part.begin) release_x(before[half]);
 #pragma unroll
           for (int f = 0; f < 4; ++f) {
-            if constexpr (Fine) group = load_group(decoder, codes, (half * 4 + f) >> p.group_fragments, warp, lane);
+            if constexpr (Fine)
+              group = load_group<Stage>(p, decoder, codes, warp, (half * 4 + f) >> p.group_fragments, lane);
             decoder.fragment(words, half * 4 + f, group, a[half][f]);
           }
           const uint64_t tokens = ptx::describe_tokens(base + own[half] * Map::kXBytes);
@@ -163,15 +152,6 @@ struct Large {
       finish_part<Act, Tile>(p, share, part, worker, rank, warp, lane,
                              [&](int column, int i) { return sum[4 * column + i]; });
     });
-  }
-
-  __device__ __forceinline__ Group load_group(const Decoder& decoder, uint32_t codes, int group, int warp,
-                                              int lane) const {
-    const uint32_t from = codes + Stage::kCodes + (warp * p.stage_groups + group) * 32 + lane / 4 * 4;
-    const float2 scales = unpack_pair(ptx::load_shared(from), p.bf16_scales);
-    float2 zeros = {};
-    if constexpr (Zeros) zeros = unpack_pair(ptx::load_shared(from + Stage::kScales), p.bf16_scales);
-    return decoder.group(scales, zeros, p.zero_kind == ZeroKind::kMin);
   }
 };
 

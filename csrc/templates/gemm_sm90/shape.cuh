@@ -37,6 +37,7 @@ struct Tile {
 template <class Weight, class Tile, bool Fine, bool Zeros>
 struct Stage {
   static constexpr int kBits = Weight::kBits;
+  static constexpr bool kFine = Fine, kZeros = Zeros;
   static constexpr int kXBox = Tile::kTokens * 128;  // bytes of 64 k
   static constexpr int kStepBytes = 2 * kXBox + Tile::kRowTiles * 256 * kBits;
   // As many as a box holds (256 items of 8 bytes a row tile of the widest plane), and some stages fit.
@@ -75,7 +76,7 @@ struct Problem {
   int stages;           // of all of K
   int token_tiles;      // tiles of tokens; a row block and a tile of tokens make a task
   int tasks, workers;   // workers: blocks, or clusters of them
-  Cut cut;              // stages of all tasks, one after the other, over blocks
+  Cut cut;              // stages of all tasks, one after the other, over workers
   int group_steps;      // of groups of at least 128: step >> group_steps is one; 30: one group
   int group_fragments;  // of finer ones: fragment >> group_fragments is one
   int stage_groups;     // groups in a stage

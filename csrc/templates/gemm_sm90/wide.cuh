@@ -30,14 +30,6 @@ struct Wide {
 
   static constexpr float unit(int /*h*/) { return 1.0f; }
 
-  __device__ __forceinline__ Group load_group(uint32_t codes, int group) const {
-    const uint32_t from = codes + Stage::kCodes + (warp * p.stage_groups + group) * 32 + lane / 4 * 4;
-    const float2 scales = unpack_pair(ptx::load_shared(from), p.bf16_scales);
-    float2 zeros = {};
-    if constexpr (Zeros) zeros = unpack_pair(ptx::load_shared(from + Stage::kScales), p.bf16_scales);
-    return decoder.group(scales, zeros, p.zero_kind == ZeroKind::kMin);
-  }
-
   using Fragments = uint32_t[2][4][4];  // of 64 k each
 
   // Fragments of 64 k are made while the products of the 64 before still run, also those of the stage before:
@@ -52,14 +44,15 @@ struct Wide {
       Words words;
       load_words<Stage, Tile>(codes, warp, step, lane, words);
       Group group;
-      if constexpr (!Fine) group = load_group(codes, step >> p.group_steps);
+      if constexpr (!Fine) group = load_group<Stage>(p, decoder, codes, warp, step >> p.group_steps, lane);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         ptx::wait_products<1>();
         if (step == 0 && half == 1) finished();
 #pragma unroll
         for (int f = 0; f < 4; ++f) {
-          if constexpr (Fine) group = load_group(codes, (step * 8 + half * 4 + f) >> p.group_fragments);
+          if constexpr (Fine)
+            group = load_group<Stage>(p, decoder, codes, warp, (step * 8 + half * 4 + f) >> p.group_fragments, lane);
           decoder.fragment(words, half * 4 + f, group, a[half][f]);
         }
         ptx::begin_products();

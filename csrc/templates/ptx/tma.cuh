@@ -80,8 +80,8 @@ __device__ __forceinline__ void copy_box_to_all(uint32_t to, const CUtensorMap& 
 #endif
 }
 
-// Arrives at the barrier at that place in the block of rank `block`. Why relaxed at the scope of the cluster: only
-// reads come before it, and a release would wait for every copy that is under way.
+// Arrives at the barrier at that place in the block of rank `block`. Why no release at the scope of the cluster: only
+// reads come before it, and that release would wait for every copy that is under way.
 __device__ __forceinline__ void arrive_in_cluster(uint32_t barrier, uint32_t block) {
 #ifdef LOWBIT_TENSOR_COPIES
   asm volatile(
