@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "../templates/cut.cuh"
+#include "../templates/deal.cuh"
 
 namespace lowbit::cuda {
 
@@ -12,11 +12,12 @@ constexpr float large_us(int64_t m, int64_t n, int64_t k, int tokens, int blocks
   const int rows = tokens == 256 ? 256 : 128, stages = static_cast<int>((k + 127) / 128);
   const float each = tokens == 256 ? 1.5f : 0.8f;  // 128 k of 256 or 128 rows
   const int64_t tasks = (n + rows - 1) / rows * ((m + tokens - 1) / tokens);
-  if (blocks < 1 || tasks * stages > INT32_MAX) return 1e30f;
-  const int workers = workers_for(static_cast<int>(tasks), stages, blocks, true);
-  const int64_t longest = (tasks * stages + workers - 1) / workers;
-  const bool whole = tasks * stages % workers == 0 && longest % stages == 0;
-  return static_cast<float>(longest) * each * (whole ? 1.0f : 1.15f) + (whole ? 3.0f : tokens == 256 ? 12.0f : 10.0f);
+  if (blocks < 1 || tasks > INT32_MAX || int64_t{stages} * blocks > INT32_MAX) return 1e30f;
+  const Deal dealt = deal(static_cast<int>(tasks), stages, blocks, true);
+  const bool whole = !dealt.in_parts();
+  return static_cast<float>(dealt.longest()) * each * (whole ? 1.0f : 1.15f) + (whole           ? 3.0f
+                                                                                : tokens == 256 ? 12.0f
+                                                                                                : 10.0f);
 }
 
 // The tokens that the first tile to try must hold, for a weight [n, k] of `bits` bits: fewer than m where a tile is

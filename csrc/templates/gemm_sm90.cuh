@@ -4,12 +4,13 @@
 //   W  packed codes in layout nvidia, 16-bit scales and zeros [N/16][G][16] (lowbit/pack/layout.py)
 //   x  fp16 or bf16 [m, k], rows 16-byte aligned;  y  [m, n] of the same type;  fp32 sums
 //
-// A task is a block of rows of W times a tile of tokens, over all of K. K is walked in stages, and the stages of all
-// tasks, one after the other, are shared evenly by the workers: blocks, one a multiprocessor, or pairs of them:
+// A task is a block of rows of W times a tile of tokens, over all of K, which is walked in stages. Workers are blocks,
+// one a multiprocessor, or pairs of them. Whole tasks are dealt out to them, and the stages of those left over are
+// shared evenly (deal.cuh):
 //
-//     task 0            task 1            task 2            ...
-//     |----|----|----|----|----|----|----|----|----|----|---    stages
-//     <- worker 0 -><- worker 1  -><- worker 2  -><- worker 3
+//     worker 0   | task 0  | task 3  | 6, first half  |
+//     worker 1   | task 1  | task 4  | 6, rest | 7... |
+//     worker 2   | task 2  | task 5  | 7, rest        |
 //
 // A worker stores y of a task that it has all of; of others it leaves the sums of its part in memory, and add_parts
 // makes y of them. Up to 16 tokens are multiplied by mma.sync (narrow.cuh), up to 128 by wgmma (wide.cuh), 16 rows a
@@ -64,7 +65,8 @@ __global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_co
 
     // ---- setup
     ptx::launch_dependents();
-    const uint32_t base = (ptx::shared_address(memory) + 1023) & ~1023u;
+    // Why a shuffle: the compiler would find the address anew in every step.
+    const uint32_t base = __shfl_sync(~0u, (ptx::shared_address(memory) + 1023) & ~1023u, 0);
     // Why a shuffle: the compiler then knows that a warp goes one way.
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, helper = warp - Tile::kWarps;
     if (helper == 0 && lane == 0) {
@@ -80,9 +82,9 @@ __global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_co
     __syncthreads();
 
     // ---- weights: they do not depend on the kernel before
-    const Share share(p.cut, p.stages, blockIdx.x);
+    const Parts parts(p.deal, blockIdx.x);
     const Worker worker(p, base, warp, lane);
-    const Producer<Weight, Tile, Fine, Zeros> producer(p, share, base);
+    const Producer<Weight, Tile, Fine, Zeros> producer(p, parts, base);
     if (helper == 0) {
       if (ptx::elect_one()) producer.start();
     }
@@ -93,10 +95,9 @@ __global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_co
       if (ptx::elect_one()) producer.go_on();
     } else if (helper > 0) {
       constexpr float kUnit = 1.0f / lowbit::Decoder<Weight, Act>::kUnit;
-      if (Worker::kSummed)
-        add_up_x<Act, typename Worker::Stage, Tile>(share.end - share.begin, base, helper - 1, lane, kUnit);
+      if (Worker::kSummed) add_up_x<Act, typename Worker::Stage, Tile>(parts.stages, base, helper - 1, lane, kUnit);
     } else {
-      worker.run(share);
+      worker.run(parts);
     }
   }
 }
@@ -117,13 +118,15 @@ inline int launch_kernels(const MatmulArgs& args, const Launch& launch, Affine a
   for (int h = 0; h < 2; ++h) p.factor[h] = Worker::unit(h) * (Tile::kWgmma ? 1.0f : p.step);
   if (const cudaError_t error = prepare(reinterpret_cast<const void*>(function), kSharedAlone, launch.device, prepared))
     return error;
-  p.parts = static_cast<float*>(launch.scratch(launch.owner, int64_t{p.workers} * 2 * kPart<Tile> * 4));
+  const bool in_parts = p.deal.in_parts();
+  if (in_parts)
+    p.parts = static_cast<float*>(launch.scratch(launch.owner, int64_t{p.deal.sharers} * 2 * kPart<Tile> * 4));
   if (const cudaError_t error =
-          start(function, p, p.workers * Tile::kCluster, threads, kSharedAlone, Tile::kCluster, launch))
+          start(function, p, p.deal.workers * Tile::kCluster, threads, kSharedAlone, Tile::kCluster, launch))
     return error;
-  if (p.cut.more == 0 && p.cut.each % p.stages == 0) return cudaSuccess;  // no task has two parts
+  if (!in_parts) return cudaSuccess;
   constexpr int kAdds = Bounds<Tile>::kAddThreads;
-  const int adds = (p.tasks < p.workers ? p.tasks : p.workers - 1) * kAddBlocks<Tile, kAdds>;
+  const int adds = p.deal.left() * kAddBlocks<Tile, kAdds>;
   return start(add_parts<Act, Tile, kAdds>, p, adds, kAdds, 0, 1, launch);
 }
 

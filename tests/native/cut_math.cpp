@@ -1,5 +1,5 @@
-// Test module: csrc/templates/cut.cuh and csrc/cuda/plan.h, for tests/test_cut.py and tests/test_cuda_plan.py.
-#include "templates/cut.cuh"
+// Test module: csrc/templates/deal.cuh and csrc/cuda/plan.h, for tests/test_deal.py and tests/test_cuda_plan.py.
+#include "templates/deal.cuh"
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -13,18 +13,33 @@ namespace py = pybind11;
 using lowbit::Cut;
 
 PYBIND11_MODULE(cut_math, m) {
-  // [block, task, begin, end] of every part, for `tasks` of `stages` each over `blocks`.
-  m.def("parts", [](int tasks, int stages, int blocks) {
-    const int all = tasks * stages;
-    const Cut cut{all / blocks, all % blocks};
-    std::vector<std::array<int, 4>> found;
-    for (int block = 0; block < blocks; ++block)
-      lowbit::Share(cut, stages, block).for_parts(stages, [&](const lowbit::Part& part) {
-        found.push_back({block, part.task, part.begin, part.end});
-      });
+  // [worker, task, begin, end, place] of every part, in the order of each worker.
+  m.def("parts", [](int tasks, int stages, int most, bool even) {
+    const lowbit::Deal deal = lowbit::deal(tasks, stages, most, even);
+    std::vector<std::array<int, 5>> found;
+    for (int worker = 0; worker < deal.workers; ++worker) {
+      const lowbit::Parts parts(deal, worker);
+      for (int turn = 0; turn < parts.count; ++turn) {
+        const lowbit::Part part = parts[turn];
+        found.push_back({worker, part.task, part.begin, part.end, part.place});
+      }
+    }
     return found;
   });
-  m.def("workers_for", &lowbit::workers_for);
+  m.def("stages_of", [](int tasks, int stages, int most, bool even, int worker) {
+    const lowbit::Deal deal = lowbit::deal(tasks, stages, most, even);
+    return lowbit::Parts(deal, worker).stages;
+  });
+  // workers, rounds, left, sharers, in_parts, longest; then each and more of the cut.
+  m.def("deal", [](int tasks, int stages, int most, bool even) {
+    const lowbit::Deal d = lowbit::deal(tasks, stages, most, even);
+    return std::array<int, 8>{d.workers,    d.rounds,    d.left(),   d.sharers,
+                              d.in_parts(), d.longest(), d.cut.each, d.cut.more};
+  });
+  m.def("spot_of", [](int task, int row_blocks, int token_tiles) {
+    const lowbit::Spot spot = lowbit::spot_of(task, row_blocks, token_tiles);
+    return std::array<int, 2>{spot.row_block, spot.token_tile};
+  });
   m.def("first_tile", [](int64_t rows, int64_t n, int64_t k, int bits, std::array<int, 2> clusters) {
     return lowbit::cuda::first_tile(rows, n, k, bits, clusters.data());
   });

@@ -125,41 +125,53 @@ __device__ __forceinline__ uint32_t multiply_add(uint32_t a, uint32_t b, uint32_
 
 }  // namespace pairs
 
-template <class Weight, class Act, bool Zeros>
+// Exact: values stay numbers value / step / kFactor without scale, and the scale of a group is that of its sums
+// (`on_sums`); but for zeros that are added after the scale, which have to be scaled here.
+template <class Weight, class Act, bool Zeros, bool Exact>
 struct ScaledDecoder {
-  using Exact = ExactDecoder<Weight, Act>;
-  using Words = typename Exact::Words;
+  using Numbers = ExactDecoder<Weight, Act>;
+  using Words = typename Numbers::Words;
 
   // What one group of rows g and g + 8 needs: value = (number + before) * scale + after.
   struct Group {
     uint32_t scale[2], before[2], after[2];
+    float on_sums[2];
   };
 
-  const Exact exact;
+  const Numbers numbers;
   const float step;
 
   // zero_base = offset / step of struct Affine.
-  __device__ ScaledDecoder(float affine_step, float zero_base) : exact(zero_base), step(affine_step) {}
+  __device__ ScaledDecoder(float affine_step, float zero_base) : numbers(zero_base), step(affine_step) {}
 
   // scales, zeros: of rows g and g + 8. is_min: the zero is added after the scale.
   __device__ __forceinline__ Group group(float2 scales, float2 zeros, bool is_min) const {
-    const float factor = step * Exact::kFactor;
-    Group made{{pairs::both<Act>(scales.x * factor), pairs::both<Act>(scales.y * factor)}, {}, {}};
-    if constexpr (Zeros) {
-      const float before = is_min ? 0.0f : -1.0f / factor, after = is_min ? 1.0f : 0.0f;
-      made.before[0] = pairs::both<Act>(zeros.x * before), made.before[1] = pairs::both<Act>(zeros.y * before);
-      made.after[0] = pairs::both<Act>(zeros.x * after), made.after[1] = pairs::both<Act>(zeros.y * after);
+    const float factor = step * Numbers::kFactor, scale[2] = {scales.x * factor, scales.y * factor};
+    const float zero[2] = {zeros.x, zeros.y};
+    Group made{};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const bool here = !Exact || (Zeros && is_min);
+      made.on_sums[h] = here ? 1.0f : scale[h];
+      made.scale[h] = pairs::both<Act>(here ? scale[h] : 1.0f);
+      if constexpr (Zeros) {
+        made.before[h] = pairs::both<Act>(is_min ? 0.0f : zero[h] * (-1.0f / factor));
+        made.after[h] = pairs::both<Act>(is_min ? zero[h] : 0.0f);
+      }
     }
     return made;
   }
 
   __device__ __forceinline__ void fragment(const Words& from, int f, const Group& group, uint32_t (&a)[4]) const {
-    exact.fragment(from, f, a);
+    numbers.fragment(from, f, a);
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int h = r % 2;
-      a[r] = Zeros ? pairs::multiply_add<Act>(pairs::add<Act>(a[r], group.before[h]), group.scale[h], group.after[h])
-                   : pairs::multiply<Act>(a[r], group.scale[h]);
+      if constexpr (Zeros) {
+        a[r] = pairs::multiply_add<Act>(pairs::add<Act>(a[r], group.before[h]), group.scale[h], group.after[h]);
+      } else if constexpr (!Exact) {
+        a[r] = pairs::multiply<Act>(a[r], group.scale[h]);
+      }
     }
   }
 };

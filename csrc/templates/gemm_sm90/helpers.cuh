@@ -13,21 +13,26 @@ namespace lowbit::gemm_sm90 {
 constexpr int kSummers = 3;   // warps that add up x
 constexpr int kSumLanes = 4;  // of them that have sums, of two tokens each
 
-// A stage of a task. Why kept: divisions for every stage would be on the way to the first ones.
+// The stages of a worker, one after the other: which of its task, and where that begins in W and x. Why kept: divisions
+// for every stage would be on the way to the first ones.
 struct Cursor {
-  int stage, tile, token, token_tile;
+  const Parts& parts;
+  int turn = 0, stage, end, tile, token;
 
-  // row_tiles, tokens: of a task.
-  __device__ __forceinline__ Cursor(const Problem& p, const Share& share, int row_tiles, int tokens) {
-    const int row_block = share.task / p.token_tiles;
-    stage = share.begin - share.task * p.stages, tile = row_block * row_tiles;
-    token_tile = share.task - row_block * p.token_tiles, token = token_tile * tokens;
+  // row_tiles: of a task.
+  __device__ __forceinline__ Cursor(const Problem& p, const Parts& of, int row_tiles) : parts(of) {
+    begin_part(p, row_tiles);
   }
-  __device__ __forceinline__ void next(const Problem& p, int row_tiles, int tokens) {
-    if (++stage < p.stages) return;
-    stage = 0, token += tokens;
-    if (++token_tile < p.token_tiles) return;
-    token_tile = token = 0, tile += row_tiles;
+  __device__ __forceinline__ void next(const Problem& p, int row_tiles) {
+    if (++stage < end) return;
+    if (++turn < parts.count) begin_part(p, row_tiles);
+  }
+
+ private:
+  __device__ __forceinline__ void begin_part(const Problem& p, int row_tiles) {
+    const Part part = parts[turn];
+    const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
+    stage = part.begin, end = part.end, tile = spot.row_block * row_tiles, token = spot.token_tile * p.tile_tokens;
   }
 };
 
@@ -62,16 +67,16 @@ struct Producer {
   const Cursor first;
   const uint64_t once = ptx::make_policy<ptx::Keep::kFirstOut>(), again = ptx::make_policy<ptx::Keep::kLastOut>();
 
-  __device__ Producer(const Problem& problem, const Share& share, uint32_t shared)
+  __device__ Producer(const Problem& problem, const Parts& parts, uint32_t shared)
       : p(problem),
         base(shared),
-        count(share.end - share.begin),
+        count(parts.stages),
         early(min(Map::kEarly, max(count / 4, 1))),
-        first(problem, share, Tile::kRowTiles, Tile::kTokens) {}
+        first(problem, parts, Tile::kRowTiles) {}
 
   __device__ __forceinline__ void ask_for_weights(const Cursor& at, int place) const {
     ask_for_rows<Stage, Tile>(p, at.stage, at.tile, base + place * Stage::kBytes + Stage::kX,
-                              base + Map::kFull + 8 * place, Stage::kX, once);
+                              base + Map::kFull + 8 * place, 2 * Stage::kSteps * 128 * p.tile_tokens, once);
   }
 
   __device__ __forceinline__ void ask_for_x(const Cursor& at, int place) const {
@@ -87,7 +92,7 @@ struct Producer {
 #pragma unroll 1
     for (int i = 0; i < early; ++i) {
       ask_for_weights(at, i);
-      at.next(p, Tile::kRowTiles, Tile::kTokens);
+      at.next(p, Tile::kRowTiles);
     }
   }
 
@@ -101,7 +106,7 @@ struct Producer {
       if (i >= Map::kDepth) ptx::wait_arrivals(base + Map::kEmpty + 8 * place.index, place.parity ^ 1);
       if (i >= early) ask_for_weights(at, place.index);
       ask_for_x(at, place.index);
-      at.next(p, Tile::kRowTiles, Tile::kTokens);
+      at.next(p, Tile::kRowTiles);
       place.next();
     }
   }

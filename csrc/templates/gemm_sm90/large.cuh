@@ -36,14 +36,22 @@ template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 struct Large {
   using Map = LargeMap<Weight, Tile, Fine, Zeros>;
   using Stage = typename Map::Stage;
-  using Decoder = ScaledDecoder<Weight, Act, Zeros>;
+  using Decoder = ScaledDecoder<Weight, Act, Zeros, false>;
   using Words = typename Decoder::Words;
   using Group = typename Decoder::Group;
   static constexpr int kEarly = 2;  // steps of weights asked for before the kernel before has ended
 
   const Problem& p;
   const uint32_t base;
-  const int rank;
+  const int rank, worker;
+  const Parts parts;
+
+  __device__ Large(const Problem& problem, uint32_t shared)
+      : p(problem),
+        base(shared),
+        rank(ptx::cluster_rank()),
+        worker(blockIdx.x / Tile::kCluster),
+        parts(p.deal, worker) {}
 
   // ---- one thread brings everything --------------------------------------------------------------------------------
   __device__ __forceinline__ void bring_weights(const Cursor& at, int place) const {
@@ -54,29 +62,29 @@ struct Large {
   __device__ __forceinline__ void bring_x(const Cursor& at, int half, int place) const {
     const uint64_t again = ptx::make_policy<ptx::Keep::kLastOut>();
     const uint32_t barrier = base + Map::kXFull + 8 * place;
-    ptx::barrier_expect(barrier, Map::kXBytes);
-    ptx::copy_box_to_all(base + place * Map::kXBytes + rank * Tile::kXRows * 128, p.x, (at.stage * 2 + half) * 64,
-                         at.token + rank * Tile::kXRows, barrier, 3, again);
+    ptx::barrier_expect(barrier, p.tile_tokens * 128);
+    const int own = rank * (p.tile_tokens / Tile::kCluster);
+    ptx::copy_box_to_all(base + place * Map::kXBytes + own * 128, p.x, (at.stage * 2 + half) * 64, at.token + own,
+                         barrier, 3, again);
   }
 
   // Before the kernel before has ended: weights alone.
-  __device__ __forceinline__ void start(const Share& share) const {
-    Cursor at(p, share, Tile::kRowTiles * Tile::kCluster, Tile::kTokens);
+  __device__ __forceinline__ void start() const {
+    Cursor at(p, parts, Tile::kRowTiles * Tile::kCluster);
 #pragma unroll 1
-    for (int i = 0; i < min(kEarly, share.end - share.begin); ++i) {
+    for (int i = 0; i < min(kEarly, parts.stages); ++i) {
       bring_weights(at, i);
-      at.next(p, Tile::kRowTiles * Tile::kCluster, Tile::kTokens);
+      at.next(p, Tile::kRowTiles * Tile::kCluster);
     }
   }
 
-  __device__ __forceinline__ void go_on(const Share& share) const {
-    Cursor at(p, share, Tile::kRowTiles * Tile::kCluster, Tile::kTokens);
+  __device__ __forceinline__ void go_on() const {
+    Cursor at(p, parts, Tile::kRowTiles * Tile::kCluster);
     Place<Map::kWDepth> w;
     Place<Map::kXDepth> x;
-    const int count = share.end - share.begin;
     int asked = 0;  // places of x
 #pragma unroll 1
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < parts.stages; ++i) {
       if (i >= Map::kWDepth) ptx::wait_arrivals(base + Map::kWEmpty + 8 * w.index, w.parity ^ 1);
       if (i >= kEarly) bring_weights(at, w.index);
 #pragma unroll
@@ -86,7 +94,7 @@ struct Large {
         bring_x(at, half, x.index);
         x.next();
       }
-      at.next(p, Tile::kRowTiles * Tile::kCluster, Tile::kTokens);
+      at.next(p, Tile::kRowTiles * Tile::kCluster);
       w.next();
     }
     // Why: the other block still arrives at these barriers, and a block that has left has none.
@@ -98,7 +106,7 @@ struct Large {
   }
 
   // ---- warpgroups multiply -----------------------------------------------------------------------------------------
-  __device__ __forceinline__ void run(const Share& share, int worker, int warp, int lane) const {
+  __device__ __forceinline__ void run(int warp, int lane) const {
     const Decoder decoder(p.step, p.zero_base);
     Place<Map::kWDepth> w;
     Place<Map::kXDepth> x;
@@ -107,7 +115,9 @@ struct Large {
     const auto release_x = [&](uint32_t place) {
       if (lane < Tile::kCluster) ptx::arrive_in_cluster(base + Map::kXEmpty + 8 * place, lane);
     };
-    share.for_parts(p.stages, [&](const Part& part) {
+#pragma unroll 1
+    for (int turn = 0; turn < parts.count; ++turn) {
+      const Part part = parts[turn];
       float sum[Tile::kTokens / 2] = {};
       uint32_t a[2][4][4];
 #pragma unroll 1
@@ -149,9 +159,8 @@ struct Large {
       }
       ptx::wait_products<0>();
       release_x(before[0]), release_x(before[1]);
-      finish_part<Act, Tile>(p, share, part, worker, rank, warp, lane,
-                             [&](int column, int i) { return sum[4 * column + i]; });
-    });
+      finish_part<Act, Tile>(p, part, worker, rank, warp, lane, [&](int column, int i) { return sum[4 * column + i]; });
+    }
   }
 };
 
@@ -184,13 +193,11 @@ __global__ void __launch_bounds__(kLargeThreads, 1) multiply_large(const __grid_
     ptx::prefetch_map(p.codes[0]), ptx::prefetch_map(p.scales), ptx::prefetch_map(p.x);
   __syncthreads();
   ptx::cluster_arrive_early();
-  const int worker = blockIdx.x / Tile::kCluster;
-  const Share share(p.cut, p.stages, worker);
-  const Worker work{p, base, static_cast<int>(ptx::cluster_rank())};
+  const Worker work(p, base);
 
   // ---- weights: they do not depend on the kernel before
   if (warp == Tile::kWarps) {
-    if (ptx::elect_one()) work.start(share);
+    if (ptx::elect_one()) work.start();
   }
 
   // ---- everything else
@@ -199,11 +206,11 @@ __global__ void __launch_bounds__(kLargeThreads, 1) multiply_large(const __grid_
   if (warp >= Tile::kWarps) {
     ptx::give_registers<kGivenRegisters>();
     if (warp == Tile::kWarps) {
-      if (ptx::elect_one()) work.go_on(share);
+      if (ptx::elect_one()) work.go_on();
     }
   } else {
     ptx::take_registers<kTakenRegisters>();
-    work.run(share, worker, warp, lane);
+    work.run(warp, lane);
   }
 #endif
 }

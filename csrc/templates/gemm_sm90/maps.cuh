@@ -63,24 +63,25 @@ inline bool pose(const MatmulArgs& args, const Launch& launch, Affine affine, Pr
   good &= describe(launch, p.scales, kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
   scales.data = args.w.zeros;
   if (Zeros) good &= describe(launch, p.zeros, kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
+  p.n = static_cast<int>(args.w.n), p.m = static_cast<int>(args.x.m);
+  p.token_tiles = (p.m + Tile::kTokens - 1) / Tile::kTokens;
+  // Why: what lies beyond the last token comes slowly, although it is never read (docs/notes/gemm-sm90.md).
+  p.tile_tokens = static_cast<int>(layout::round_up((p.m + p.token_tiles - 1) / p.token_tiles, 8 * Tile::kCluster));
   const int64_t row_stride = args.x.m > 1 ? args.x.row_stride : layout::round_up(args.w.k, 8);
   const Plane x{args.x.data,
                 static_cast<uint64_t>(args.w.k),
                 static_cast<uint64_t>(args.x.m),
                 static_cast<uint64_t>(row_stride * 2),
                 64,
-                Tile::kXRows};
+                static_cast<uint32_t>(p.tile_tokens / Tile::kCluster)};
   good &= describe(launch, p.x, CU_TENSOR_MAP_DATA_TYPE_UINT16, CU_TENSOR_MAP_SWIZZLE_128B, x);
 
-  p.n = static_cast<int>(args.w.n), p.m = static_cast<int>(args.x.m);
-  p.stages = static_cast<int>((steps + kSteps - 1) / kSteps);
-  p.token_tiles = (p.m + Tile::kTokens - 1) / Tile::kTokens;
   constexpr int kRows = Tile::kRows * Tile::kCluster;
-  const int64_t tasks = int64_t{(p.n + kRows - 1) / kRows} * p.token_tiles, all = tasks * p.stages;
-  if (all > INT32_MAX) return false;
-  p.tasks = static_cast<int>(tasks);
-  p.workers = workers_for(p.tasks, p.stages, launch.clusters[Tile::kCluster / 2], Tile::kWgmma);
-  p.cut = {static_cast<int>(all / p.workers), static_cast<int>(all % p.workers)};
+  p.row_blocks = (p.n + kRows - 1) / kRows;
+  const int64_t tasks = int64_t{p.row_blocks} * p.token_tiles, stages = (steps + kSteps - 1) / kSteps;
+  const int most = launch.clusters[Tile::kCluster / 2];
+  if (std::max(tasks, stages * most) > INT32_MAX) return false;
+  p.deal = deal(static_cast<int>(tasks), static_cast<int>(stages), most, Tile::kWgmma);
   p.y = args.y.data, p.y_stride = args.y.row_stride;
   p.bias = args.y.bias, p.bias_type = args.y.bias_type;
   p.step = Weight::kFloat ? 1.0f : affine.step;

@@ -164,9 +164,11 @@ struct Narrow {
     }
   }
 
-  __device__ __forceinline__ void run(const Share& share) const {
+  __device__ __forceinline__ void run(const Parts& parts) const {
     Place<Map::kDepth> place;
-    share.for_parts(p.stages, [&](const Part& part) {
+#pragma unroll 1
+    for (int turn = 0; turn < parts.count; ++turn) {
+      const Part part = parts[turn];
       Sum total = {};
 #pragma unroll 1
       for (int at = part.begin; at < part.end; ++at, place.next()) {
@@ -184,9 +186,8 @@ struct Narrow {
         __syncwarp();
         if (lane == 0) ptx::arrive(base + Map::kEmpty + 8 * place.index);
       }
-      finish_part<Act, Tile>(p, share, part, blockIdx.x, 0, warp, lane,
-                             [&](int column, int i) { return total[column][i]; });
-    });
+      finish_part<Act, Tile>(p, part, blockIdx.x, 0, warp, lane, [&](int column, int i) { return total[column][i]; });
+    }
   }
 };
 

@@ -8,7 +8,7 @@
 
 namespace lowbit::gemm_sm90 {
 
-// A worker keeps the parts of two tasks at most, its first and its last: those between it has all of. Floats of a part.
+// Floats of a part. A worker keeps two of them at most (deal.cuh).
 template <class Tile>
 constexpr int kPart = Tile::kCluster * Tile::kRowTiles * Tile::kColumns * 128;
 
@@ -27,7 +27,8 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   }
 }
 
-// y of a warp's 16 rows from n on and the tokens of a tile. sums(column, i): of row half i / 2, token i % 2.
+// y of a warp's 16 rows from n on and the tokens of a tile from `token` on. sums(column, i): of row half i
+// / 2, token i % 2.
 template <class Act, class Tile, class Sums>
 __device__ __forceinline__ void store_rows(const Problem& p, int n, int token, int lane, const Sums& sums) {
   if (n >= p.n) return;
@@ -39,7 +40,7 @@ __device__ __forceinline__ void store_rows(const Problem& p, int n, int token, i
   const bool pairs = n + 16 <= p.n && reinterpret_cast<uintptr_t>(p.y) % 4 == 0 && p.y_stride % 2 == 0;
 #pragma unroll
   for (int column = 0; column < Tile::kColumns; ++column) {
-    if (token + 8 * column >= p.m) break;
+    if (8 * column >= p.tile_tokens || token + 8 * column >= p.m) break;
     uint32_t pair[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h)
@@ -65,15 +66,15 @@ __device__ __forceinline__ void store_rows(const Problem& p, int n, int token, i
 
 // part: of this block's worker; rank: of the block in its cluster.
 template <class Act, class Tile, class Sums>
-__device__ __forceinline__ void finish_part(const Problem& p, const Share& share, const Part& part, int worker,
-                                            int rank, int warp, int lane, const Sums& sums) {
-  if (part.end - part.begin == p.stages) {
-    const int block = part.task / p.token_tiles, tile = part.task - block * p.token_tiles;
-    store_rows<Act, Tile>(p, ((block * Tile::kCluster + rank) * Tile::kRowTiles + warp) * 16, tile * Tile::kTokens,
-                          lane, sums);
+__device__ __forceinline__ void finish_part(const Problem& p, const Part& part, int worker, int rank, int warp,
+                                            int lane, const Sums& sums) {
+  if (part.end - part.begin == p.deal.stages) {
+    const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
+    store_rows<Act, Tile>(p, ((spot.row_block * Tile::kCluster + rank) * Tile::kRowTiles + warp) * 16,
+                          spot.token_tile * p.tile_tokens, lane, sums);
     return;
   }
-  const int place = 2 * worker + (part.begin != share.begin);
+  const int place = 2 * worker + part.place;
   float4* to = reinterpret_cast<float4*>(p.parts + static_cast<int64_t>(place) * kPart<Tile>) +
                (rank * Tile::kRowTiles + warp) * (Tile::kColumns * 32) + lane;
 #pragma unroll
@@ -81,33 +82,26 @@ __device__ __forceinline__ void finish_part(const Problem& p, const Share& share
     to[column * 32] = {sums(column, 0), sums(column, 1), sums(column, 2), sums(column, 3)};
 }
 
-// Adds up one float4 of every part: rows g and g + 8 of a row tile, two tokens. The parts of a task are those of the
-// workers from the one with its first stage to the one with its last, in that order, always the same.
+// Adds up one float4 of every part: rows g and g + 8 of a row tile, two tokens. The parts of a task left over are those
+// of the workers from the one with its first stage to the one with its last, in that order, always the same.
 template <class Act, class Tile, int Threads>
 __global__ void __launch_bounds__(Threads) add_parts(const __grid_constant__ Problem p) {
   ptx::launch_dependents();
   constexpr int kRowTiles = Tile::kRowTiles * Tile::kCluster, kBlocks = kAddBlocks<Tile, Threads>;
-  const int index = static_cast<int>(blockIdx.x) / kBlocks;
-  int task = index;
-  bool in_parts = true;
-  if (p.tasks >= p.workers) {
-    // Few tasks are in parts: those that a share ends in, for which the first such end counts.
-    const int end = p.cut(index + 1);
-    task = end / p.stages;
-    in_parts = end > task * p.stages && p.cut(index) <= task * p.stages;
-  }
+  const Deal& deal = p.deal;
+  const int index = static_cast<int>(blockIdx.x) / kBlocks, begin = index * deal.stages;
+  const Spot spot = spot_of(deal.rounds * deal.workers + index, p.row_blocks, p.token_tiles);
   const int item = static_cast<int>(blockIdx.x) % kBlocks * Threads + static_cast<int>(threadIdx.x), lane = item % 32;
-  const int block = task / p.token_tiles, begin = task * p.stages;
-  const int row_tile = block * kRowTiles + item / 32 / Tile::kColumns;
-  const int column = (task - block * p.token_tiles) * Tile::kColumns + item / 32 % Tile::kColumns;
-  const int first = p.cut.part_of(begin), last = p.cut.part_of(begin + p.stages - 1);
+  const int row_tile = spot.row_block * kRowTiles + item / 32 / Tile::kColumns, column = item / 32 % Tile::kColumns;
+  const int tokens = spot.token_tile * p.tile_tokens + column * 8;
+  const int first = deal.cut.part_of(begin), last = deal.cut.part_of(begin + deal.stages - 1);
   // Of all but the first worker it is the first part that they have.
-  const int place = 2 * first + (p.cut(first) != begin);
+  const int place = 2 * first + (deal.cut(first) != begin);
   const float* head = p.parts + static_cast<int64_t>(place) * kPart<Tile> + item * 4;
   const float* from = p.parts + static_cast<int64_t>(2 * first + 2) * kPart<Tile> + item * 4;
   // Why only here: the numbers above take a while.
   ptx::wait_for_previous_kernel();
-  if (!in_parts || row_tile * 16 >= p.n || column * 8 >= p.m || first == last) return;
+  if (row_tile * 16 >= p.n || column * 8 >= p.tile_tokens || tokens >= p.m || first == last) return;
   uint4 more[4];
   const auto load = [&](int left) { ptx::load_four<2 * kPart<Tile> * 4>(from, left, more); };
   load(last - first);
@@ -126,7 +120,7 @@ __global__ void __launch_bounds__(Threads) add_parts(const __grid_constant__ Pro
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int n = row_tile * 16 + lane / 4 + i / 2 * 8, token = column * 8 + lane % 4 * 2 + i % 2;
+    const int n = row_tile * 16 + lane / 4 + i / 2 * 8, token = tokens + lane % 4 * 2 + i % 2;
     if (n < p.n && token < p.m) store_y<Act>(p, n, token, sum[i], p.factor[i / 2]);
   }
 }

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "../../args.h"
-#include "../cut.cuh"
+#include "../deal.cuh"
 #include "../layout.cuh"
 
 namespace lowbit::gemm_sm90 {
@@ -25,9 +25,8 @@ struct Tile {
   static constexpr bool kWgmma = Tokens >= 32;
   static constexpr int kWarps = kWgmma ? 8 : 16, kThreads = 32 * (kWarps + 4);
   static constexpr int kRowTiles = kWarps, kRows = 16 * kRowTiles;
-  static constexpr bool kLarge = Tokens == 256;     // a kernel of its own, large.cuh
-  static constexpr int kCluster = kLarge ? 2 : 1;   // blocks of a task, each with rows of its own
-  static constexpr int kXRows = Tokens / kCluster;  // tokens that a block asks for
+  static constexpr bool kLarge = Tokens == 256;    // a kernel of its own, large.cuh
+  static constexpr int kCluster = kLarge ? 2 : 1;  // blocks of a task, each with rows of its own
 };
 
 // What a block holds of W and x at once: a stage of some steps of 128 k, as the copy engine writes it.
@@ -73,10 +72,10 @@ struct Problem {
   CUtensorMap scales, zeros;
   CUtensorMap x;
   int n, m;
-  int stages;           // of all of K
+  int row_blocks;
   int token_tiles;      // tiles of tokens; a row block and a tile of tokens make a task
-  int tasks, workers;   // workers: blocks, or clusters of them
-  Cut cut;              // stages of all tasks, one after the other, over workers
+  int tile_tokens;      // of each, a multiple of 8 for each block: what is less than a whole tile is not even asked for
+  Deal deal;            // of tasks to workers: blocks, or clusters of them; stages: of all of K
   int group_steps;      // of groups of at least 128: step >> group_steps is one; 30: one group
   int group_fragments;  // of finer ones: fragment >> group_fragments is one
   int stage_groups;     // groups in a stage

@@ -1,0 +1,107 @@
+// Tasks of equally many stages, dealt out to workers.
+//
+//     tasks in order   0 1 2 3 4 5 6 7 8 9
+//     worker 0         0     3     6     9...            whole tasks go round, while there is one for each worker;
+//     worker 1           1     4     7     ...9...       the stages of those left over, one after the other, are cut
+//     worker 2             2     5     8         ...9    evenly
+//
+// The order is that of patches of row blocks, so that what workers read at the same time fits into the last cache.
+// Plain arithmetic that compiles for the host too, so that the tests can walk all workers without a GPU.
+#pragma once
+#include <cstdint>
+
+#include "cut.cuh"
+
+namespace lowbit {
+
+// How many of at most `most` workers share the stages of fewer tasks than that. Shares that end where tasks do leave
+// few parts to add up, or none: if `even`, that is worth some more stages.
+LOWBIT_HOST_DEVICE constexpr int sharers_of(int tasks, int stages, int most, bool even) {
+  const int all = tasks * stages, longest = (all + most - 1) / most;
+  if (even) {
+    const int fitting = tasks * (most / tasks);
+    if (int64_t{(all + fitting - 1) / fitting} * 20 <= int64_t{longest} * 21 + 20) return fitting < all ? fitting : all;
+  }
+  return (all + longest - 1) / longest;
+}
+
+struct Deal {
+  int tasks, stages;  // stages: of a task
+  int workers;
+  int rounds;   // whole tasks of every worker
+  int sharers;  // workers that have parts of the tasks left over, the first ones
+  Cut cut;      // stages of those tasks over them: `stages` at most
+
+  LOWBIT_HOST_DEVICE constexpr int left() const { return tasks - rounds * workers; }
+  // Whether any task has two parts.
+  LOWBIT_HOST_DEVICE constexpr bool in_parts() const { return left() > 0 && (cut.each != stages || cut.more != 0); }
+  // Stages of the worker that has the most.
+  LOWBIT_HOST_DEVICE constexpr int longest() const { return rounds * stages + cut.each + (cut.more > 0); }
+};
+
+// tasks, stages, most: at least 1; `even` as in sharers_of.
+LOWBIT_HOST_DEVICE constexpr Deal deal(int tasks, int stages, int most, bool even) {
+  Deal made{tasks, stages, most, tasks / most, 0, {0, 0}};
+  const int left = made.left(), all = left * stages;
+  if (left > 0) {
+    made.sharers = sharers_of(left, stages, most, even);
+    made.cut = {all / made.sharers, all % made.sharers};
+  }
+  if (made.rounds == 0) made.workers = made.sharers;
+  return made;
+}
+
+// Stages begin .. end - 1 of a task; place: 0 for the first part that a worker has of tasks left over, 1 for the
+// second.
+struct Part {
+  int task, begin, end, place;
+};
+
+// What a worker has, one part after the other. Why all is found at once, without a branch: divisions would be on the
+// way to y later, and after a branch the compiler no longer knows that a warp goes one way.
+struct Parts {
+  int count;              // parts
+  int stages;             // of all of them
+  int rounds, apart;      // whole tasks, `apart` after each other
+  int whole;              // stages of those
+  int first, left_first;  // task of the first of them, and of the first part of those left over
+  int begin, end[2];      // of the two parts of those
+
+  LOWBIT_HOST_DEVICE inline Parts(const Deal& deal, int worker) {
+    const int from = worker < deal.sharers ? deal.cut(worker) : 0;
+    const int all = worker < deal.sharers ? deal.cut(worker + 1) - from : 0, own = from / deal.stages;
+    rounds = deal.rounds, apart = deal.workers, whole = deal.stages;
+    first = worker, left_first = deal.rounds * deal.workers + own;
+    begin = from - own * deal.stages;
+    end[0] = begin + all < whole ? begin + all : whole;
+    end[1] = all - (end[0] - begin);
+    count = rounds + (all > 0) + (end[1] > 0);
+    stages = rounds * whole + all;
+  }
+
+  // Part `turn` of `count`.
+  LOWBIT_HOST_DEVICE inline Part operator[](int turn) const {
+    const int i = turn - rounds;
+    return {i < 0 ? first + turn * apart : left_first + i, i == 0 ? begin : 0,
+            i < 0    ? whole
+            : i == 0 ? end[0]
+                     : end[1],
+            i > 0};
+  }
+};
+
+// A task: a block of rows of W and a tile of tokens.
+struct Spot {
+  int row_block, token_tile;
+};
+
+constexpr int kPatch = 8;  // row blocks side by side
+
+LOWBIT_HOST_DEVICE constexpr Spot spot_of(int task, int row_blocks, int token_tiles) {
+  if (token_tiles == 1) return {task, 0};
+  const int patch = task / (kPatch * token_tiles), first = patch * kPatch, within = task - first * token_tiles;
+  const int rows = row_blocks - first < kPatch ? row_blocks - first : kPatch;
+  return {first + within % rows, within / rows};
+}
+
+}  // namespace lowbit

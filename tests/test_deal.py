@@ -1,0 +1,95 @@
+"""Risk: workers that share tasks leave a stage out, do one twice, or a task is added up from the wrong parts."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from native.build import load
+
+DEALS = st.tuples(st.integers(1, 400), st.integers(1, 70), st.integers(1, 140), st.booleans())
+
+
+@pytest.fixture(scope="module")
+def native():
+    return load("cut_math")
+
+
+def deal(native, sizes) -> dict:
+    names = ("workers", "rounds", "left", "sharers", "in_parts", "longest", "each", "more")
+    return dict(zip(names, native.deal(*sizes), strict=True))
+
+
+@given(sizes=DEALS)
+def test_every_stage_of_every_task_belongs_to_one_part(native, sizes):
+    tasks, stages, _, _ = sizes
+    parts = native.parts(*sizes)
+    found = sorted((task, at) for _, task, begin, end, _ in parts for at in range(begin, end))
+    assert found == [(task, at) for task in range(tasks) for at in range(stages)]
+    assert all(begin < end for _, _, begin, end, _ in parts)
+
+
+@given(sizes=DEALS)
+def test_workers_are_as_many_as_may_be_and_waste_little(native, sizes):
+    """Shares that end where tasks do may be longer by a twentieth and a stage, others by a stage."""
+    tasks, stages, most, even = sizes
+    dealt, work = deal(native, sizes), {}
+    for worker, _, begin, end, _ in native.parts(*sizes):
+        work[worker] = work.get(worker, 0) + end - begin
+    assert sorted(work) == list(range(dealt["workers"])) and len(work) <= most
+    assert [native.stages_of(*sizes, worker) for worker in work] == list(work.values())
+    assert max(work.values()) == dealt["longest"]
+    whole, left = dealt["rounds"] * stages, dealt["left"] * stages
+    assert left < most * stages and dealt["longest"] - whole <= stages
+    least = -(-left // most)
+    assert dealt["longest"] - whole <= (least * 1.05 + 1 if even else least)
+
+
+@given(sizes=DEALS)
+def test_parts_of_a_task_are_found_again(native, sizes):
+    """As add_parts looks for them: the first part that a worker has of the tasks left over, or its second."""
+    _, stages, _, _ = sizes
+    dealt, parts = deal(native, sizes), native.parts(*sizes)
+    kept = {(worker, place): (task, begin) for worker, task, begin, end, place in parts if end - begin < stages}
+    assert len(kept) == sum(end - begin < stages for _, _, begin, end, _ in parts), "two parts in one place"
+    assert all(place in (0, 1) for _, place in kept)
+    assert bool(kept) == bool(dealt["in_parts"])
+    for index in range(dealt["left"]):
+        begin, task = index * stages, dealt["rounds"] * dealt["workers"] + index
+        first, last = (native.part_of(dealt["each"], dealt["more"], at) for at in (begin, begin + stages - 1))
+        if first == last:
+            continue
+        places = [int(native.start(dealt["each"], dealt["more"], first) != begin)] + [0] * (last - first)
+        assert [kept.pop((first + i, place))[0] for i, place in enumerate(places)] == [task] * len(places)
+    assert not kept, "a part that nothing adds"
+
+
+@given(row_blocks=st.integers(1, 40), token_tiles=st.integers(1, 40))
+def test_every_row_block_and_tile_of_tokens_is_a_task(native, row_blocks, token_tiles):
+    spots = [tuple(native.spot_of(task, row_blocks, token_tiles)) for task in range(row_blocks * token_tiles)]
+    assert sorted(spots) == [(row, tile) for row in range(row_blocks) for tile in range(token_tiles)]
+
+
+def test_what_runs_at_the_same_time_reads_little(native):
+    """66 workers, 64 row blocks, 64 tiles of tokens: 8 or 9 of each at a time, but 16 row blocks where a patch ends."""
+    for turn in range(62):
+        spots = [native.spot_of(turn * 66 + worker, 64, 64) for worker in range(66)]
+        assert len({row for row, _ in spots}) <= 16 and len({tile for _, tile in spots}) <= 10
+
+
+@given(each=st.integers(1, 50), more=st.integers(0, 40), at=st.integers(0, 3000))
+def test_part_that_holds_a_place_begins_at_or_before_it(native, each, more, at):
+    part = native.part_of(each, more, at)
+    assert native.start(each, more, part) <= at < native.start(each, more, part + 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sharers", "in_parts"),
+    [
+        ((64, 64, 132, True), 128, True),  # two blocks a task
+        ((128, 64, 66, True), 62, False),  # a whole task each, twice
+        ((224, 32, 132, True), 128, True),  # a whole task each, then 92 of them over 128: 23 stages, as over 132
+    ],
+)
+def test_shares_end_where_tasks_do_where_that_costs_little(native, sizes, sharers, in_parts):
+    found = deal(native, sizes)
+    assert (found["sharers"], bool(found["in_parts"])) == (sharers, in_parts)
