@@ -13,6 +13,10 @@ from lowbit.dtypes import weight_type
 from .side import Problem, Ready, Side, Unavailable
 
 
+#: Tokens of the smallest tile that takes any number of rows of x.
+REPEATED = 32
+
+
 class LowbitSide(Side):
     family = "lowbit"
     judged = True
@@ -22,8 +26,8 @@ class LowbitSide(Side):
         self.zeros = (zeros or "zero") if weight_type(dtype).kind == "uint" else "none"
 
     def serves(self, m: int) -> bool:
-        # Why: beyond its tokens, a forced kernel is passed over and another one would be timed under its name.
-        return self.variant is None or m <= int(self.variant[1:])
+        # Why: a forced kernel that neither holds nor repeats them is passed over, and another would be timed under its name.
+        return self.variant is None or m <= int(self.variant[1:]) or int(self.variant[1:]) >= REPEATED
 
     def open(self, problem: Problem) -> Ready:
         import lowbit

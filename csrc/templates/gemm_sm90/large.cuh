@@ -173,7 +173,8 @@ __global__ void __launch_bounds__(kLargeThreads, 1) multiply_large(const __grid_
 
   // ---- setup
   ptx::launch_dependents();
-  const uint32_t base = (ptx::shared_address(memory) + 1023) & ~1023u;
+  // Why a shuffle: the compiler would find the address anew in every step.
+  const uint32_t base = __shfl_sync(~0u, (ptx::shared_address(memory) + 1023) & ~1023u, 0);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   if (warp == Tile::kWarps && lane == 0) {
 #pragma unroll 1
