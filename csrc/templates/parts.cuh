@@ -68,22 +68,35 @@ __device__ __forceinline__ void store_rows(const Problem& p, int n, int token, i
   }
 }
 
-// part: of this block's worker; rank: of the block in its cluster; warp: which of the block's row tiles it is.
+// These are all sums of a task. rank: of the block in its cluster; warp: which of the block's row tiles it is.
 template <class Act, class Tile, class Problem, class Sums>
-__device__ __forceinline__ void finish_part(const Problem& p, const Share& share, const Part& part, int worker,
-                                            int rank, int warp, int lane, const Sums& sums) {
-  if (part.end - part.begin == p.stages) {
-    const int block = part.task / p.token_tiles, tile = part.task - block * p.token_tiles;
-    store_rows<Act, Tile>(p, ((block * Tile::kCluster + rank) * Tile::kRowTiles + warp) * 16, tile * Tile::kTokens,
-                          lane, sums);
-    return;
-  }
-  const int place = 2 * worker + (part.begin != share.begin);
+__device__ __forceinline__ void store_task(const Problem& p, int task, int rank, int warp, int lane, const Sums& sums) {
+  const int block = task / p.token_tiles, tile = task - block * p.token_tiles;
+  store_rows<Act, Tile>(p, ((block * Tile::kCluster + rank) * Tile::kRowTiles + warp) * 16, tile * Tile::kTokens, lane,
+                        sums);
+}
+
+// These are those of a worker's first part, or of a later one, of a task.
+template <class Tile, class Problem, class Sums>
+__device__ __forceinline__ void keep_part(const Problem& p, int worker, bool later, int rank, int warp, int lane,
+                                          const Sums& sums) {
+  const int place = 2 * worker + later;
   float4* to = reinterpret_cast<float4*>(p.parts + static_cast<int64_t>(place) * kPart<Tile>) +
                (rank * Tile::kRowTiles + warp) * (Tile::kColumns * 32) + lane;
 #pragma unroll
   for (int column = 0; column < Tile::kColumns; ++column)
     to[column * 32] = {sums(column, 0), sums(column, 1), sums(column, 2), sums(column, 3)};
+}
+
+// part: of this block's worker.
+template <class Act, class Tile, class Problem, class Sums>
+__device__ __forceinline__ void finish_part(const Problem& p, const Share& share, const Part& part, int worker,
+                                            int rank, int warp, int lane, const Sums& sums) {
+  if (part.end - part.begin == p.stages) {
+    store_task<Act, Tile>(p, part.task, rank, warp, lane, sums);
+    return;
+  }
+  keep_part<Tile>(p, worker, part.begin != share.begin, rank, warp, lane, sums);
 }
 
 // Adds up one float4 of every part: rows g and g + 8 of a row tile, two tokens. The parts of a task are those of the
