@@ -71,7 +71,7 @@ def find_cuda():
 
 
 def generate(toolkit):
-    """Write the kernels to build/gen; what ninja_file needs to know of sources. Files that stay equal keep their time."""
+    """Write the kernels to build/gen; what ninja_file is told of sources. Files that stay equal keep their time."""
     command = [sys.executable, "-m", "generator", "--out", GEN, "--arch", "cpu,cuda" if toolkit else "cpu"]
     command += ["--cuda-archs", ";".join(toolkit.archs)] if toolkit else []
     if os.environ.get("LOWBIT_ONLY"):

@@ -87,7 +87,7 @@ def why_no_cuda(device: int) -> str | None:
     import torch
 
     archs, capability = library.lowbit_cuda_archs().decode(), torch.cuda.get_device_capability(device)
-    if not any(_runs(arch, *capability) for arch in archs.split(";")):
+    if not any(code_runs(arch, *capability) for arch in archs.split(";")):
         return (
             f"lowbit's CUDA kernels were built for {archs}, cuda:{device} has compute capability "
             f"{capability[0]}.{capability[1]}: build lowbit with LOWBIT_CUDA_ARCHS on this machine"
@@ -229,7 +229,7 @@ def _open_cuda() -> ctypes.CDLL | str:
         return f"lowbit's CUDA library {CUDA_LIBRARY} does not load ({error}): build lowbit again"
 
 
-def _runs(arch: str, major: int, minor: int) -> bool:
+def code_runs(arch: str, major: int, minor: int) -> bool:
     """Whether code for an architecture such as 80, 90a or 100f runs on a device. PTX comes with 80 (tools/cuda.py)."""
     built = divmod(int(arch.rstrip("af")), 10)
     if arch.endswith("a"):

@@ -25,7 +25,7 @@ FAMILY_ACTS = {
     "dequant": ("float32", "float16", "bfloat16"),
 }
 #: Types of scales and zeros that the kernels of a family read, where they don't read all.
-FAMILY_SCALES = {family: ("float16", "bfloat16") for family in ("decode", "gemm_sm80", "gemm_sm90")}
+FAMILY_SCALES = dict.fromkeys(("decode", "gemm_sm80", "gemm_sm90"), ("float16", "bfloat16"))
 
 
 @dataclass(frozen=True)

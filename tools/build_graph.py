@@ -59,7 +59,7 @@ def compile_rules(cxx: str, cuda: Cuda | None) -> str:
 
 
 def unit_archs(manifest: dict) -> dict[str, list[str]]:
-    """By file name, the architectures that the CUDA units of a manifest are compiled for: all that a kernel of it is."""
+    """By file name, the architectures that CUDA units of a manifest are compiled for: all that a kernel of it is."""
     found: dict[str, list[str]] = {}
     for row in manifest["kernels"]:
         if "archs" in row:
