@@ -111,7 +111,7 @@ struct Worker {
     constexpr int kColumnBytes = Tile::kWarps * 512, kFit = Stage::kBytes / kColumnBytes;
     constexpr int kAtOnce = kFit > kColumns ? kColumns : kFit;  // columns
     static_assert(Tile::kWarpsOfK == 2 && kWarpTiles == 2 && kAtOnce >= 1);
-    const uint32_t own = place + (pair * 2 + of_k) * 512 + lane * 16, other = own ^ 512;
+    const uint32_t own = place + (pair * 2 + of_k) * 512 + lane * 16, other = own + (of_k ? -512 : 512);
 #pragma unroll
     for (int first = 0; first < kColumns; first += kAtOnce) {
       __syncthreads();
