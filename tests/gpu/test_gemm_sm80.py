@@ -1,4 +1,4 @@
-"""Risk: products of family gemm_sm80 go wrong where work is cut into parts, where the ring turns, or where two warps meet.
+"""Risk: products of family gemm_sm80 go wrong where work is cut, where the ring turns, or where two warps meet.
 
 Weights are plain: fp16 and bf16 hold all of their values, so that no rounding hides a scale, a group or a stage in the
 wrong place. A build for 80 and 90a has these kernels as PTX for a Hopper GPU, which must be told to use them.
