@@ -111,8 +111,8 @@ def cuda_version(number: int) -> str:
 
 def manifest(family: str | None = None) -> list[dict]:
     """The rows of the build's manifest, one a kernel, or those of one family: ``name``, ``family``, ``variant``,
-    ``weight``, ``act``, ``library``; on the CPU also ``isa``, for products on CUDA ``tokens``, rows of x
-    in a tile.
+    ``weight``, ``act``, ``library``; on the CPU also ``isa``; on CUDA ``archs``, the architectures that it was compiled
+    for, and, for products, ``tokens``, rows of x in a tile.
 
     Raises ExtensionError when it is missing or names other kernels than the libraries have.
     """
