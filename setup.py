@@ -28,7 +28,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from tools import cuda
-from tools.build_graph import CUDA_LIBRARY, GEN, LIBRARY, ROOT, ninja_file
+from tools.build_graph import CUDA_LIBRARY, GEN, LIBRARY, ROOT, ninja_file, unit_archs
 
 LINKS = {"1": ["portable"], "0": ["plain"], "": ["portable", "plain"]}
 
@@ -70,17 +70,18 @@ def find_cuda():
         stop(error)
 
 
-def generate(with_cuda):
-    """Write the kernels to build/gen and return all sources. Files that stay equal keep their time."""
-    command = [sys.executable, "-m", "generator", "--out", GEN, "--arch", "cpu,cuda" if with_cuda else "cpu"]
+def generate(toolkit):
+    """Write the kernels to build/gen; what ninja_file is told of sources. Files that stay equal keep their time."""
+    command = [sys.executable, "-m", "generator", "--out", GEN, "--arch", "cpu,cuda" if toolkit else "cpu"]
+    command += ["--cuda-archs", ";".join(toolkit.archs)] if toolkit else []
     if os.environ.get("LOWBIT_ONLY"):
         command += ["--only", os.environ["LOWBIT_ONLY"]]
     if subprocess.call(command, cwd=ROOT):
         stop("the generator failed, see above")
-    generated = json.loads((ROOT / GEN / "manifest.json").read_text())["files"]
-    folders = ["csrc/*.cpp", *(["csrc/cuda/*.cpp", "csrc/cuda/*.cu"] if with_cuda else [])]
+    manifest = json.loads((ROOT / GEN / "manifest.json").read_text())
+    folders = ["csrc/*.cpp", *(["csrc/cuda/*.cpp", "csrc/cuda/*.cu"] if toolkit else [])]
     own = [str(path.relative_to(ROOT)) for pattern in folders for path in sorted(ROOT.glob(pattern))]
-    return own + [f"{GEN}/{name}" for name in generated]
+    return {"sources": own + [f"{GEN}/{name}" for name in manifest["files"]], "archs": unit_archs(manifest)}
 
 
 def build():
@@ -94,7 +95,7 @@ def build():
     (ROOT / "build").mkdir(exist_ok=True)
     lock = open(ROOT / "build/lock", "w")  # closed, and so released, when build() returns
     fcntl.flock(lock, fcntl.LOCK_EX)
-    (ROOT / "build/build.ninja").write_text(ninja_file(cxx, torch_headers(), generate(toolkit is not None), toolkit))
+    (ROOT / "build/build.ninja").write_text(ninja_file(cxx, torch_headers(), cuda=toolkit, **generate(toolkit)))
     command = [ninja, "-f", "build/build.ninja"] + [f"-j{n}" for n in [os.environ.get("MAX_JOBS")] if n]
     if subprocess.call([*command, "objects"], cwd=ROOT):
         stop("a source does not compile, see above; the oldest compiler that knows every instruction set is g++ 11")

@@ -53,7 +53,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--ms", type=numbers, default=[1, 8, 16], help="rows of x (1,8,16)")
     add("--group", type=int, default=128, help="group size (128)")
     add("--zeros", choices=("zero", "min"), help="zero kind of uint types (zero)")
-    add("--tiles", type=names, default=[None], help="kernels to force, such as n1,n32 (lowbit's choice)")
+    add("--tiles", type=names, default=[None], help="kernels to force, such as n1,gemm_sm80_n32 (lowbit's choice)")
     add("--peers", type=names, default=[], help=f"{', '.join(peers_gpu.PEERS)}, or all (none)")
     add("--deadline", type=float, default=math.inf, help="seconds after which nothing new is begun")
     add("--least-ms", type=float, default=15, help="ms of replays in each of 7 trials (15)")

@@ -42,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("generator", description=sys.modules["generator"].__doc__)
     parser.add_argument("--out", type=Path, help="write sources, registries and manifest.json to this folder")
     parser.add_argument("--arch", help="only these devices, comma-separated (cpu, cuda)")
+    parser.add_argument("--cuda-archs", help="only kernels compiled for one of these architectures ('80;90a')")
     parser.add_argument(
         "--only", help="only kernels whose name matches these globs ('w3*,*_avx2,w4a16_decode_*'), or 'none'"
     )
@@ -49,11 +50,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="print the support table in Markdown")
     parser.add_argument("--explain", metavar="TAGS", help="say which kernels serve tags such as w3a8, and why not")
     args = parser.parse_args(argv)
+    archs = None if args.cuda_archs is None else args.cuda_archs.split(";")
     try:
         if args.explain:
             print(explain(args.explain))
             return 0
-        found = rows(args.arch, args.only)
+        found = rows(args.arch, args.only, archs)
     except LowbitError as error:
         print(f"generator: {error}", file=sys.stderr)
         return 2
@@ -63,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         print(support_table(found), end="")
     if args.out:
         files = sources(found)
-        files["manifest.json"] = manifest(found, list(files))
+        files["manifest.json"] = manifest(found, list(files), archs)
         touched = write(args.out, files)
         print(f"generator: {len(found)} kernels in {len(files)} files, {len(touched)} changed", file=sys.stderr)
     elif not (args.list or args.table):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -33,6 +34,10 @@ class Row:
         part = unit_tag(self.weight) if self.family.unit_per_type else self.weight.bits
         return unit_name(self.family, self.variant, part, self.act)
 
+    def compiled_for(self, archs: Sequence[str]) -> tuple[str, ...]:
+        """Those of some CUDA architectures such as ("80", "90a") that the kernel is compiled for."""
+        return tuple(arch for arch in archs if re.fullmatch(self.variant.archs, arch))
+
     @property
     def affine(self) -> tuple[int, int]:
         """``(step, offset)`` with value = step * code - offset; (1, 0) for floats, whose codes mean something else."""
@@ -62,8 +67,9 @@ def byte_table(weight: WeightType) -> tuple[int, ...]:
     return tuple(int(v * 2**shift) + offset for v in weight.values)
 
 
-def rows(arch: str | None = None, only: str | None = None) -> list[Row]:
-    """Every legal kernel of the families, or those of some devices (``arch``) whose names match ``only`` (globs).
+def rows(arch: str | None = None, only: str | None = None, cuda_archs: Sequence[str] | None = None) -> list[Row]:
+    """Every legal kernel of the families, or those of some devices (``arch``) whose names match ``only`` (globs), and
+    of those for CUDA the ones that are compiled for any of ``cuda_archs``.
 
     ``only="none"`` gives no kernel at all: a build for work on everything else. Raises SchemeError when a filter
     matches nothing, because a misspelt filter must not give an empty library.
@@ -81,6 +87,8 @@ def rows(arch: str | None = None, only: str | None = None) -> list[Row]:
         if not set(arch.split(",")) <= set(known):
             raise SchemeError(f"expected devices out of {', '.join(known)}, got {arch!r}")
         found = [row for row in found if row.family.device in arch.split(",")]
+    if cuda_archs is not None:
+        found = [row for row in found if row.family.device != "cuda" or row.compiled_for(cuda_archs)]
     if only is not None:
         matching = [row for row in found if any(fnmatchcase(row.name, glob) for glob in only.split(","))]
         if not matching and only != "none":

@@ -21,6 +21,7 @@ class Variant:
     name: str
     target: str = ""  # the compiler's name for it: a target of g++, or a type in the template
     sizes: tuple[tuple[str, int], ...] = ()  # numbers that the choice of a kernel needs, by name
+    archs: str = r".*"  # on CUDA, what it is worth compiling for: a pattern of names such as 80 and 90a
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ def cpu_variants(path: Path = ROOT / "csrc/cpu_isa.inc") -> tuple[Variant, ...]:
     return tuple(Variant(name, target) for name, target in _ISA_ROW.findall(path.read_text()))
 
 
-def token_tiles(*sizes: int) -> tuple[Variant, ...]:
+def token_tiles(*sizes: int, archs: str = r".*") -> tuple[Variant, ...]:
     """Tiles of a family for CUDA, by the most tokens (rows of x) of each."""
-    return tuple(Variant(f"n{tokens}", f"Tile<{tokens}>", (("tokens", tokens),)) for tokens in sizes)
+    return tuple(Variant(f"n{tokens}", f"Tile<{tokens}>", (("tokens", tokens),), archs) for tokens in sizes)
 
 
 def families() -> tuple[Family, ...]:
@@ -64,9 +65,18 @@ def families() -> tuple[Family, ...]:
         ),
         Family("decode", "cuda", token_tiles(1, 2, 4), "MatmulArgs", ("templates/decode.cuh",), unit_per_type=True),
         Family(
+            name="gemm_sm80",
+            device="cuda",
+            variants=token_tiles(16, 32, 64, 128, archs=r"(?!90a).*"),  # gemm_sm90 is faster there
+            args="MatmulArgs",
+            template=("templates/gemm_sm80.cuh",),
+            unit_per_type=True,
+        ),
+        Family(
             name="gemm_sm90",
             device="cuda",
-            variants=token_tiles(8, 16, 32, 64, 128, 256),
+            # The copy engine is there from 9.0 to 11.x, wgmma in 90a alone.
+            variants=token_tiles(8, 16, archs=r"(9|10|11)\d[af]?") + token_tiles(32, 64, 128, 256, archs="90a"),
             args="MatmulArgs",
             template=("templates/gemm_sm90.cuh",),
             unit_per_type=True,

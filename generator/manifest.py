@@ -13,9 +13,9 @@ from .enumerate import Row, decoder
 FORMAT = 1
 
 
-def record(row: Row) -> dict:
+def record(row: Row, cuda_archs: Sequence[str] | None = None) -> dict:
     """One row of the manifest. On the CPU ``isa`` is the variant and ``byte_form`` [shift, offset] or null; on CUDA
-    the sizes of the variant follow.
+    ``archs`` are those that the kernel is compiled for, and the sizes of the variant follow.
     """
     fields = {
         "name": row.name,
@@ -31,12 +31,14 @@ def record(row: Row) -> dict:
         fields["isa"] = row.variant.name
         fields["decoder"] = f"codes*{multiplier}" if kind == "codes" else kind
         fields["byte_form"] = row.weight.byte_form
+    elif cuda_archs is not None:
+        fields["archs"] = row.compiled_for(cuda_archs)
     return fields | dict(row.variant.sizes)
 
 
-def manifest(found: Sequence[Row], files: Sequence[str]) -> str:
+def manifest(found: Sequence[Row], files: Sequence[str], cuda_archs: Sequence[str] | None = None) -> str:
     """manifest.json: the rows one a line, and the generated files that a build compiles."""
-    lines = ",\n".join("    " + json.dumps(record(row)) for row in found)
+    lines = ",\n".join("    " + json.dumps(record(row, cuda_archs)) for row in found)
     compiled = json.dumps([name for name in files if name.endswith((".cpp", ".cu"))])
     return f'{{\n  "format": {FORMAT},\n  "files": {compiled},\n  "kernels": [\n{lines}\n  ]\n}}\n'
 

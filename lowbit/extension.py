@@ -87,7 +87,7 @@ def why_no_cuda(device: int) -> str | None:
     import torch
 
     archs, capability = library.lowbit_cuda_archs().decode(), torch.cuda.get_device_capability(device)
-    if not any(_runs(arch, *capability) for arch in archs.split(";")):
+    if not any(code_runs(arch, *capability) for arch in archs.split(";")):
         return (
             f"lowbit's CUDA kernels were built for {archs}, cuda:{device} has compute capability "
             f"{capability[0]}.{capability[1]}: build lowbit with LOWBIT_CUDA_ARCHS on this machine"
@@ -111,8 +111,8 @@ def cuda_version(number: int) -> str:
 
 def manifest(family: str | None = None) -> list[dict]:
     """The rows of the build's manifest, one a kernel, or those of one family: ``name``, ``family``, ``variant``,
-    ``weight``, ``act``, ``library``; on the CPU also ``isa``, for products on CUDA ``tokens``, rows of x
-    in a tile.
+    ``weight``, ``act``, ``library``; on the CPU also ``isa``; on CUDA ``archs``, the architectures that it was compiled
+    for, and, for products, ``tokens``, rows of x in a tile.
 
     Raises ExtensionError when it is missing or names other kernels than the libraries have.
     """
@@ -229,7 +229,7 @@ def _open_cuda() -> ctypes.CDLL | str:
         return f"lowbit's CUDA library {CUDA_LIBRARY} does not load ({error}): build lowbit again"
 
 
-def _runs(arch: str, major: int, minor: int) -> bool:
+def code_runs(arch: str, major: int, minor: int) -> bool:
     """Whether code for an architecture such as 80, 90a or 100f runs on a device. PTX comes with 80 (tools/cuda.py)."""
     built = divmod(int(arch.rstrip("af")), 10)
     if arch.endswith("a"):

@@ -20,11 +20,12 @@ SCALE_TYPES = ("float16", "bfloat16", "float32")
 FAMILY_ACTS = {
     "cpu": tuple(act.name for act in ACT_TYPES),
     "decode": ("float16", "bfloat16"),
+    "gemm_sm80": ("float16", "bfloat16"),
     "gemm_sm90": ("float16", "bfloat16"),
     "dequant": ("float32", "float16", "bfloat16"),
 }
 #: Types of scales and zeros that the kernels of a family read, where they don't read all.
-FAMILY_SCALES = {"decode": ("float16", "bfloat16"), "gemm_sm90": ("float16", "bfloat16")}
+FAMILY_SCALES = dict.fromkeys(("decode", "gemm_sm80", "gemm_sm90"), ("float16", "bfloat16"))
 
 
 @dataclass(frozen=True)

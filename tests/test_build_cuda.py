@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
@@ -18,11 +19,12 @@ from tools.link_stubs import CUDA_LIBRARIES
 
 def test_architectures_become_machine_code_and_one_ptx():
     toolkit = cuda.Cuda("nvcc", Path("/cuda"), ("80", "90a", "120"))
-    assert toolkit.gencode.split() == [
+    assert toolkit.gencode().split() == [
         "-gencode=arch=compute_80,code=[sm_80,compute_80]",
         "-gencode=arch=compute_90a,code=sm_90a",
         "-gencode=arch=compute_120,code=sm_120",
     ]
+    assert toolkit.gencode(["90a"]) == "-gencode=arch=compute_90a,code=sm_90a"
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,30 @@ def test_each_library_is_linked_from_its_own_objects(tmp_path):
     ).lower().replace(" ".join(f"build/stubs/{name}" for name in CUDA_LIBRARIES), "")
 
 
+def test_each_unit_is_compiled_for_what_its_kernels_run_on(tmp_path):
+    (tmp_path / "lib64").mkdir()
+    (tmp_path / "lib64/libcudart_static.a").touch()
+    units = {
+        "kernels": [
+            {"unit": "decode_4_a16.cu", "archs": ["80", "90a"]},
+            {"unit": "gemm_4_a16.cu", "archs": ["90a"]},
+            {"unit": "gemm_4_a16.cu", "archs": ["100", "90a"]},
+            {"unit": "cpu_scalar_4.cpp"},
+        ]
+    }
+    archs = build_graph.unit_archs(units)
+    assert archs == {"decode_4_a16.cu": ["80", "90a"], "gemm_4_a16.cu": ["90a", "100"]}
+    sources = ["csrc/cuda/pack.cu", "build/gen/decode_4_a16.cu", "build/gen/gemm_4_a16.cu"]
+    toolkit = cuda.Cuda("nvcc", tmp_path, ("80", "90a", "100"))
+    text = build_graph.ninja_file("g++", Path("/torch"), sources, toolkit, archs)
+    found = dict(zip(sources, re.findall(r"^  gencode = (.*)$", text, re.MULTILINE), strict=True))
+    assert [re.findall(r",code=(\S+)", options) for options in found.values()] == [
+        ["[sm_80,compute_80]", "sm_90a", "sm_100"],
+        ["[sm_80,compute_80]", "sm_90a"],
+        ["sm_90a", "sm_100"],
+    ]
+
+
 @pytest.mark.skipif(not extension.CUDA_LIBRARY.is_file(), reason="this build has no CUDA kernels")
 def test_the_cuda_library_loads_without_a_gpu_and_beside_the_other():
     code = (
@@ -122,7 +148,7 @@ def test_the_cuda_library_loads_without_a_gpu_and_beside_the_other():
     ],
 )  # fmt: skip
 def test_which_gpus_code_runs_on(arch, capability, runs):
-    assert extension._runs(arch, *capability) == runs
+    assert extension.code_runs(arch, *capability) == runs
 
 
 def fake_library(archs: str, driver: int):

@@ -120,7 +120,8 @@ def test_selftest_says_why_no_cuda_kernel_was_tried(monkeypatch):
 
 
 def test_selftest_counts_cuda_kernels_right_and_wrong(monkeypatch):
-    rows = [{"name": f"w4a16_decode_n{n}", "family": "decode", "weight": "int4", "act": "float16"} for n in (1, 2)]
+    rows = [tile("decode", tokens, "80") for tokens in (1, 2)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     monkeypatch.setattr(extension, "manifest", lambda family=None: rows)
     monkeypatch.setattr(selftest_cuda, "why_not_here", lambda: None)
     monkeypatch.setattr(selftest_cuda, "check", lambda rows: zip(rows, (None, "got 2"), strict=True))
@@ -128,32 +129,42 @@ def test_selftest_counts_cuda_kernels_right_and_wrong(monkeypatch):
     assert (summary.passed, summary.failures, summary.without_cuda) == (1, ["w4a16_decode_n2: got 2"], "")
 
 
-def tile(family: str, tokens: int) -> dict:
+def tile(family: str, tokens: int, *archs: str) -> dict:
     name = f"w4a16_{family}_n{tokens}"
-    return {"name": name, "family": family, "weight": "int4", "act": "float16", "tokens": tokens}
+    return {"name": name, "family": family, "weight": "int4", "act": "float16", "tokens": tokens, "archs": archs}
 
 
-TILES = [tile("decode", 4), tile("gemm_sm90", 8), tile("gemm_sm90", 16), tile("gemm_sm90", 32)]
+TILES = [
+    tile("decode", 4, "80", "90a", "100", "120"),
+    tile("gemm_sm80", 64, "80", "100", "120"),
+    *(tile("gemm_sm90", tokens, "90a", "100") for tokens in (8, 16)),
+    tile("gemm_sm90", 32, "90a"),
+]
 
 
-@pytest.mark.parametrize("capability, count", [((8, 0), 1), ((9, 0), 4), ((10, 0), 3), ((12, 0), 1)])
+@pytest.mark.parametrize("capability, count", [((8, 0), 2), ((9, 0), 5), ((10, 0), 4), ((12, 0), 2)])
 def test_selftest_leaves_out_kernels_for_another_gpu(monkeypatch, capability, count):
     monkeypatch.setattr(extension, "manifest", lambda family=None: TILES)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(selftest_cuda, "why_not_here", lambda: None)
     monkeypatch.setattr(selftest_cuda, "check", lambda rows: [(row, None) for row in rows])
     summary = lowbit.selftest()
-    assert (summary.passed, summary.not_usable) == (count, 4 - count)
-    assert count == 4 or f"({4 - count} kernels need another processor)" in str(summary)
+    assert (summary.passed, summary.not_usable) == (count, 5 - count)
+    assert count == 5 or f"({5 - count} kernels need another processor)" in str(summary)
 
 
 def test_info_names_the_tiles_that_a_gpu_runs(monkeypatch):
-    rows = [*TILES, {"name": "w4a16_dequant_rows", "family": "dequant", "weight": "int4", "act": "float16"}]
+    dequant = {"name": "w4a16_dequant_rows", "family": "dequant", "archs": ("80", "90a", "100", "120")}
+    rows = [*TILES, dequant | {"weight": "int4", "act": "float16"}]
     monkeypatch.setattr(extension, "manifest", lambda family=None: rows)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+
+    def up_to(family, rows):
+        return f"{family} in tiles of up to {rows} rows of x"
+
     for device, scale_type, expected in (
-        ("cuda", "float16", "decode in tiles of up to 4 rows of x, gemm_sm90 in tiles of up to 16 rows of x, dequant"),
-        ("cpu", "float16", "decode in tiles of up to 4 rows of x, gemm_sm90 in tiles of up to 32 rows of x, dequant"),
+        ("cuda", "float16", f"{up_to('decode', 4)}, {up_to('gemm_sm80', 64)}, {up_to('gemm_sm90', 16)}, dequant"),
+        ("cpu", "float16", f"{up_to('decode', 4)}, {up_to('gemm_sm80', 64)}, {up_to('gemm_sm90', 32)}, dequant"),
         ("cuda", "float32", "dequant"),
     ):
         scheme = lowbit.scheme.Scheme.make("int4", scale_type=scale_type)

@@ -31,15 +31,15 @@ def native():
     ],
 )
 def test_what_was_measured_to_be_faster_is_tried_first(native, m, n, k, tokens):
-    assert native.first_tile(m, n, k, 4, H200) == tokens
+    assert native.first_tile(m, n, k, 4, 90, H200) == tokens
 
 
 @pytest.mark.parametrize("bits, tokens", [(1, 8), (2, 8), (3, 4), (8, 4)])
 def test_few_rows_of_many_k_take_a_tile_by_which_x_passes(native, bits, tokens):
-    assert native.first_tile(4, 4096, 14336, bits, H200) == tokens
-    assert native.first_tile(2, 4096, 14336, bits, H200) == 2
-    assert native.first_tile(1, 4096, 14336, bits, H200) == 1
-    assert native.first_tile(1, 5120, 27648, bits, H200) == 2
+    assert native.first_tile(4, 4096, 14336, bits, 90, H200) == tokens
+    assert native.first_tile(2, 4096, 14336, bits, 90, H200) == 2
+    assert native.first_tile(1, 4096, 14336, bits, 90, H200) == 1
+    assert native.first_tile(1, 5120, 27648, bits, 90, H200) == 2
 
 
 @given(
@@ -47,8 +47,20 @@ def test_few_rows_of_many_k_take_a_tile_by_which_x_passes(native, bits, tokens):
     n=st.integers(1, 1 << 20),
     k=st.integers(1, 1 << 20),
     bits=st.integers(1, 8),
+    capability=st.sampled_from([80, 86, 89, 90, 100, 120]),
     clusters=st.tuples(st.integers(1, 200), st.integers(0, 100)),
 )
-def test_there_is_a_tile_for_every_product(native, m, n, k, bits, clusters):
-    found = native.first_tile(m, n, k, bits, list(clusters))
+def test_there_is_a_tile_for_every_product(native, m, n, k, bits, capability, clusters):
+    found = native.first_tile(m, n, k, bits, capability, list(clusters))
     assert found <= 256 and (found >= m or found in (128, 256))
+    assert capability == 90 or found == min(m, 128), "the largest tile there, repeated"
+
+
+@pytest.mark.parametrize(
+    ("capability", "tiles"),
+    [(80, []), (86, []), (90, [8, 16, 32, 64, 128, 256]), (100, [8, 16]), (103, [8, 16]), (110, [8, 16]), (120, [])],
+)
+def test_tiles_of_gemm_sm90_are_left_to_devices_that_have_what_they_need(native, capability, tiles):
+    """Those of the other families are for all."""
+    assert [tokens for tokens in (8, 16, 32, 64, 128, 256) if native.is_for(2, tokens, capability)] == tiles
+    assert all(native.is_for(family, 16, capability) for family in (0, 1))

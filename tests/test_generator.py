@@ -92,6 +92,7 @@ def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
     kernels = listed(out, "cuda")
     floats = [a.name for a in ACT_TYPES if not a.on_the_fly]
     tiles = [("decode", t) for t in (1, 2, 4)] + [("gemm_sm90", t) for t in (8, 16, 32, 64, 128, 256)]
+    tiles += [("gemm_sm80", t) for t in (16, 32, 64, 128)]
     expected = {(f, w.name, a, t) for w in WEIGHT_TYPES for a in floats[1:] for f, t in tiles}
     expected |= {("dequant", w.name, a, None) for w in WEIGHT_TYPES for a in floats}
     keys = ("family", "weight", "act", "tokens")
@@ -106,7 +107,7 @@ def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
     assert (out / "cuda_registry.inc").read_text().splitlines()[1:] == lines
     units = {kernel["name"]: kernel["unit"] for kernel in kernels}
     # For each type of x: a unit per C++ type for each family of products, one per width for dequant.
-    assert len(set(units.values())) == 18 * 2 * 2 + 8 * 3
+    assert len(set(units.values())) == 18 * 2 * 3 + 8 * 3
     assert units["w4a16_decode_n1"] == units["wu4a16_decode_n4"] != units["wf4e2m1a16_decode_n1"]
     assert units["w4a16_gemm_sm90_n8"] == units["wu4a16_gemm_sm90_n128"] != units["w4a16_decode_n4"]
 
@@ -203,6 +204,34 @@ def test_filters(out, tmp_path):
     assert {p.name for p in tmp_path.glob("*.cpp")} == {"cpu_scalar_3.cpp", "cpu_scalar_product.cpp"}
     assert generate(tmp_path, "--arch", "cpu").returncode == 0
     assert not list(tmp_path.glob("*.cu")) and "LOWBIT_" not in (tmp_path / "cuda_registry.inc").read_text()
+
+
+@pytest.mark.parametrize(
+    ("archs", "sm80", "narrow", "wide"),
+    [
+        ("90a", None, ["90a"], ["90a"]),
+        ("80;90a", ["80"], ["90a"], ["90a"]),
+        ("80", ["80"], None, None),
+        ("90", ["90"], ["90"], None),
+        ("86;89;120", ["86", "89", "120"], None, None),
+        ("80;90a;100;120", ["80", "100", "120"], ["90a", "100"], ["90a"]),
+    ],
+)
+def test_a_kernel_is_built_where_it_is_worth_compiling(tmp_path, archs, sm80, narrow, wide):
+    done = generate(tmp_path, "--cuda-archs", archs, "--only", "w4a16_*")
+    assert done.returncode == 0, done.stderr
+    found = {kernel["name"]: kernel["archs"] for kernel in listed(tmp_path, "cuda")}
+    assert {
+        "w4a16_gemm_sm80_n64": sm80,
+        "w4a16_gemm_sm90_n16": narrow,
+        "w4a16_gemm_sm90_n64": wide,
+        "w4a16_decode_n4": archs.split(";"),
+        "w4a16_dequant_rows": archs.split(";"),
+    } == {f"w4a16_{kernel}": found.get(f"w4a16_{kernel}") for kernel in (
+        "gemm_sm80_n64", "gemm_sm90_n16", "gemm_sm90_n64", "decode_n4", "dequant_rows"
+    )}  # fmt: skip
+    registry = (tmp_path / "cuda_registry.inc").read_text()
+    assert sorted(re.findall(r"^LOWBIT_\w+\((\w+)", registry, re.MULTILINE)) == sorted(found)
 
 
 def test_explain_prints_the_reason_of_why_not(monkeypatch, capsys):

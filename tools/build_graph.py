@@ -50,7 +50,7 @@ def compile_rules(cxx: str, cuda: Cuda | None) -> str:
     )
     if cuda:
         lineinfo = "-lineinfo" if os.environ.get("LOWBIT_LINEINFO") == "1" else ""
-        options = f"{CUDA_FLAGS} -ccbin {cxx} {cuda.gencode} {lineinfo} -Icsrc -I{GEN} -MD -MF $out.d -MT $out"
+        options = f"{CUDA_FLAGS} -ccbin {cxx} $gencode {lineinfo} -Icsrc -I{GEN} -MD -MF $out.d -MT $out"
         # The log keeps what ptxas says of registers and spills, for tools/check_cuda.py; only warnings are shown.
         show = "{ cat $out.log; exit 1; }; grep -i warning $out.log || true"
         compile = f"{quote(cuda.nvcc)} {options} -c $in -o $out > $out.log 2>&1 || {show}"
@@ -58,8 +58,20 @@ def compile_rules(cxx: str, cuda: Cuda | None) -> str:
     return text
 
 
-def ninja_file(cxx: str, headers: Path, sources: list[str], cuda: Cuda | None = None) -> str:
-    """The build as text, for ninja run in ROOT; ``headers`` is torch's include folder.
+def unit_archs(manifest: dict) -> dict[str, list[str]]:
+    """By file name, the architectures that CUDA units of a manifest are compiled for: all that a kernel of it is."""
+    found: dict[str, list[str]] = {}
+    for row in manifest["kernels"]:
+        if "archs" in row:
+            found[row["unit"]] = list(dict.fromkeys([*found.get(row["unit"], ()), *row["archs"]]))
+    return found
+
+
+def ninja_file(
+    cxx: str, headers: Path, sources: list[str], cuda: Cuda | None = None, archs: dict[str, list[str]] | None = None
+) -> str:
+    """The build as text, for ninja run in ROOT; ``headers`` is torch's include folder, ``archs`` says what generated
+    CUDA sources are compiled for, by file name, where that is not all of ``cuda.archs``.
 
     Its targets: ``objects``, and each library as ``build/portable/NAME`` (runs wherever manylinux_2_28 does) and as
     ``build/plain/NAME`` (for this machine).
@@ -75,6 +87,8 @@ def ninja_file(cxx: str, headers: Path, sources: list[str], cuda: Cuda | None = 
         in_cuda = target.startswith("build/obj/cuda/")
         objects[CUDA_LIBRARY if in_cuda else LIBRARY].append(target)
         text += f"build {target}: {'nvcc' if source.endswith('.cu') else 'cxx'} {source}\n"
+        if source.endswith(".cu"):
+            text += f"  gencode = {cuda.gencode((archs or {}).get(Path(source).name))}\n"
         # Why not for all: a kernel needs nothing of torch, and is not compiled again for another torch.
         if source.startswith("csrc/") and source.endswith(".cpp"):
             more = (

@@ -47,15 +47,17 @@ class Alone:
 #: By mangled name.
 ALONE = {
     re.compile("_ZN6lowbit6decode8resident.*KindE1E"): Alone("kSharedWhole", 512, 128),
+    re.compile("_ZN6lowbit9gemm_sm808multiply.*TileILi(16|32)E"): Alone("kSharedLarge", 512, 128),
+    re.compile("_ZN6lowbit9gemm_sm808multiply.*TileILi(64|128)E"): Alone("kSharedLarge", 256, 255),
     re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(8|16)E"): Alone("kSharedAlone", 640, 88),
     re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(32|64|128)E"): Alone("kSharedAlone", 384, 168),
     re.compile("_ZN6lowbit9gemm_sm9014multiply_large"): Alone("kSharedAlone", 384, 168),
 }
 #: Mangled names of kernels that are launched with the programmatic attribute; of those that bring weights and x as
 #: boxes of tensors; of those that read no weight and have no dynamic shared memory.
-OVERLAPS = ("_ZN6lowbit6decode", "_ZN6lowbit9gemm_sm90")
+OVERLAPS = ("_ZN6lowbit6decode", "_ZN6lowbit9gemm_sm80", "_ZN6lowbit9gemm_sm90")
 BOXES = ("_ZN6lowbit9gemm_sm908multiply", "_ZN6lowbit9gemm_sm9014multiply_large")
-ADDS = "_ZN6lowbit9gemm_sm909add_parts"
+ADDS = ("_ZN6lowbit9gemm_sm809add_parts", "_ZN6lowbit9gemm_sm909add_parts")
 #: Targets such as "90a" that kernels run on, where those are not all.
 RUNS_ON = {
     re.compile(BOXES[0] + ".*TileILi(8|16)E"): re.compile(r"(9|10|11)\d[af]?"),
@@ -91,7 +93,7 @@ def order_problems(name: str, code: list[str]) -> Iterator[str]:
     starts_next, waits = "PREEXIT" in code, code.count("ACQBULK")
     if not name.startswith(OVERLAPS):
         if starts_next:
-            yield "lets the next kernel start early, expected only of families decode and gemm_sm90"
+            yield "lets the next kernel start early, expected only of families decode, gemm_sm80 and gemm_sm90"
         return
     if waits != 1:
         yield f"waits {waits} times for the kernel before, expected once (griddepcontrol.wait)"

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,11 +38,12 @@ class Cuda:
             )
         return found[0]
 
-    @property
-    def gencode(self) -> str:
-        """Options of nvcc: machine code of each architecture; of 80 also PTX, which every newer GPU can translate."""
+    def gencode(self, archs: Sequence[str] | None = None) -> str:
+        """Options of nvcc: machine code of each architecture, or of some of them; of 80 also PTX, which every newer GPU
+        can translate.
+        """
         parts = []
-        for arch in self.archs:
+        for arch in self.archs if archs is None else archs:
             code = "[sm_80,compute_80]" if arch == "80" else f"sm_{arch}"
             parts.append(f"-gencode=arch=compute_{arch},code={code}")
         return " ".join(parts)

@@ -63,7 +63,9 @@ class LowbitSide(Side):
             return None
         from lowbit import extension
 
-        for row in extension.manifest():
-            if (row["weight"], row["act"]) == (self.dtype, self.act) and row["name"].endswith(f"_{self.variant}"):
-                return row["name"]
+        wanted = (self.dtype, self.act)
+        rows = [row for row in extension.manifest() if (row["weight"], row["act"]) == wanted]
+        found = [row["name"] for row in rows if row["name"].endswith(f"_{self.variant}")]
+        if found:
+            return found[-1]  # of n16 alone that of gemm_sm90, where the build has it; gemm_sm80_n16 names the other
         raise Unavailable(f"this build has no kernel for {self.dtype}, {self.act} and tile {self.variant}")

@@ -1,13 +1,13 @@
 // The ops matmul_out and dequantize_out for CUDA: tensors to checked arguments, and the kernel for them.
 //
-// Rows of fp16 or bf16 go to a kernel of families decode and gemm_sm90, most often that with the smallest tile that
-// holds them (plan.h); everything else, and what no tile holds, such as many rows before and after compute
-// capability 9.0, to family dequant and torch's own product. All of it is one op, so that a graph with a free batch
-// size has one node.
+// Rows of fp16 or bf16 go to a kernel of families decode, gemm_sm80 and gemm_sm90, most often that with the smallest
+// tile that holds them (plan.h); everything else, and what no tile holds, to family dequant and torch's own product.
+// All of it is one op, so that a graph with a free batch size has one node.
 #include "matmul.h"
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <string_view>
 #include <vector>
 
@@ -20,8 +20,7 @@
 namespace lowbit::cuda {
 namespace {
 
-constexpr int64_t kFewest = 4;     // tokens of the largest tile that runs everywhere
-constexpr int64_t kRepeated = 32;  // tokens of the smallest tile that takes any number of rows of x
+constexpr int64_t kFewest = 4;     // tokens of the largest tile of family decode
 constexpr int64_t kMostParts = 4;  // tiles of them that are faster than expanding the weight
 
 // What lowbit_cuda_force chose: at most one of them.
@@ -57,31 +56,23 @@ bool aligned(const Input& x) {
   return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && (x.m == 1 || x.row_stride % 8 == 0);
 }
 
-// The kernel of this build with the smallest tile for at least so many tokens, or null.
-const ProductRow* smallest_tile(int weight, int act, int64_t least) {
-  for (const ProductRow* row : product_tiles(weight, act))
-    if (row->tokens >= least) return row;
-  return nullptr;
-}
-
 template <class Row>
 bool is_of(const Row* row, int weight, int act) {
   return row && row->weight == weight && row->act == act;
 }
 
 // Runs the kernel that is fastest (plan.h), or else has the smallest tile that holds the product; false, and nothing
-// was launched, if none does. Why a larger tile may hold what a smaller one does not: of large ones, x passes by.
+// was launched, if none does. Why a larger tile may hold what a smaller one does not: of large ones, x passes by. Why a
+// smaller one may, as the last resort: its stages take less shared memory, and it may be repeated.
 bool run_tile(const MatmulArgs& args, int weight, int act, const Launch& launch) {
   const auto& tiles = product_tiles(weight, act);
-  if (tiles.empty()) return false;
-  const int64_t m = args.x.m, least = std::min<int64_t>(m, tiles.back()->tokens);
+  const auto runs = [&](const ProductRow* row) {
+    return is_for(row->family, row->tokens, launch.capability) && !refused(row->run(args, launch), row->name);
+  };
   const int64_t first =
-      launch.capability != 90 ? least : first_tile(m, args.w.n, args.w.k, kWeightBits[weight], launch.clusters);
-  const auto* best = first != least ? smallest_tile(weight, act, first) : nullptr;
-  if (best && !refused(best->run(args, launch), best->name)) return true;
-  for (const ProductRow* row : tiles)
-    if (row->tokens >= least && !refused(row->run(args, launch), row->name)) return true;
-  return false;
+      first_tile(args.x.m, args.w.n, args.w.k, kWeightBits[weight], launch.capability, launch.clusters);
+  const auto middle = std::find_if(tiles.begin(), tiles.end(), [&](auto* row) { return row->tokens >= first; });
+  return std::any_of(middle, tiles.end(), runs) || std::any_of(std::reverse_iterator(middle), tiles.rend(), runs);
 }
 
 // The same some rows at a time, where no tile holds all of them: the weight is read several times, which costs less
@@ -110,9 +101,9 @@ bool run_tiles(MatmulArgs& args, int weight, int act, const Launch& launch, cons
                std::optional<Tensor>& copy) {
   if (is_of(forced_dequant.load(std::memory_order_relaxed), weight, act)) return false;
   const ProductRow* forced = forced_product.load(std::memory_order_relaxed);
-  if (!is_of(forced, weight, act) || (args.x.m > forced->tokens && forced->tokens < kRepeated)) forced = nullptr;
-  const bool too_many = launch.capability != 90 && args.x.m > kMostParts * kFewest;
-  if (!forced && (args.w.scale_type == ScaleType::kFloat32 || too_many)) return false;
+  if (!is_of(forced, weight, act) || (args.x.m > forced->tokens && !repeats(forced->family, forced->tokens)))
+    forced = nullptr;
+  if (!forced && args.w.scale_type == ScaleType::kFloat32) return false;
 
   if (!aligned(args.x)) copy = align_rows(args.x, args.w.k, launch.device, x);
   if (!forced) return run_tile(args, weight, act, launch) || run_tile_in_parts(args, weight, act, launch);

@@ -6,6 +6,20 @@
 
 namespace lowbit::cuda {
 
+// Families of kernels that multiply a packed weight; of tiles of as many tokens, that of the later one is tried first.
+enum class Family { kDecode, kGemmSm80, kGemmSm90 };
+
+// Whether a tile is for devices of a compute capability, 90 for 9.0: those of gemm_sm90 by what they need.
+constexpr bool is_for(Family family, int tokens, int capability) {
+  if (family != Family::kGemmSm90) return capability >= 80;
+  return tokens > 16 ? capability == 90 : capability >= 90 && capability < 120;
+}
+
+// Whether a tile takes more rows of x than it has tokens.
+constexpr bool repeats(Family family, int tokens) {
+  return family == Family::kGemmSm80 || (family == Family::kGemmSm90 && tokens > 16);
+}
+
 // Microseconds of a product by tiles of 128 or 256 tokens, about: what the busiest block multiplies, and, where tasks
 // are in parts, the second kernel and the stores it needs. blocks: workers at once, multiprocessors or pairs of them.
 constexpr float large_us(int64_t m, int64_t n, int64_t k, int tokens, int blocks) {
@@ -22,7 +36,8 @@ constexpr float large_us(int64_t m, int64_t n, int64_t k, int tokens, int blocks
 
 // The tokens that the first tile to try must hold, for a weight [n, k] of `bits` bits: fewer than m where a tile is
 // repeated. clusters: of 1 and 2 blocks that run at once.
-constexpr int64_t first_tile(int64_t m, int64_t n, int64_t k, int bits, const int* clusters) {
+constexpr int64_t first_tile(int64_t m, int64_t n, int64_t k, int bits, int capability, const int* clusters) {
+  if (capability != 90) return m < 128 ? m : 128;  // nothing was measured there
   // Few row tiles have many k: tiles of up to 4 tokens keep all of x in shared memory, and split k too little to fill
   // the device. Measured: up to 25% at 4096 x 14336, 3584 x 14336 and 5120 x 27648 (docs/notes/decode.md).
   if (m > 2 && m <= 4 && n <= 5120 && k >= (bits <= 2 ? 12 : 24) * 1024) return 8;

@@ -8,11 +8,16 @@
 
 #include "types.inc"
 
-#define LOWBIT_DECODE(name, weight, act, tokens) extern "C" int name(const lowbit::MatmulArgs&, const lowbit::Launch&);
-#define LOWBIT_GEMM_SM90 LOWBIT_DECODE  // all rows of products are alike
+// All rows of products are alike.
+#define LOWBIT_DECODE(...) LOWBIT_PRODUCT(kDecode, __VA_ARGS__)
+#define LOWBIT_GEMM_SM80(...) LOWBIT_PRODUCT(kGemmSm80, __VA_ARGS__)
+#define LOWBIT_GEMM_SM90(...) LOWBIT_PRODUCT(kGemmSm90, __VA_ARGS__)
+
+#define LOWBIT_PRODUCT(family, name, weight, act, tokens) \
+  extern "C" int name(const lowbit::MatmulArgs&, const lowbit::Launch&);
 #define LOWBIT_DEQUANT(name, weight, act) extern "C" int name(const lowbit::DequantArgs&, const lowbit::Launch&);
 #include "cuda_registry.inc"
-#undef LOWBIT_DECODE
+#undef LOWBIT_PRODUCT
 #undef LOWBIT_DEQUANT
 
 namespace lowbit::cuda {
@@ -21,10 +26,10 @@ namespace {
 // Why vectors: a build may have no kernel of a family, and an array may not be empty.
 const std::vector<ProductRow>& product_rows() {
   static const std::vector<ProductRow> rows = {
-#define LOWBIT_DECODE(name, weight, act, tokens) {#name, weight, act, tokens, &::name},
+#define LOWBIT_PRODUCT(family, name, weight, act, tokens) {#name, Family::family, weight, act, tokens, &::name},
 #define LOWBIT_DEQUANT(name, weight, act)
 #include "cuda_registry.inc"
-#undef LOWBIT_DECODE
+#undef LOWBIT_PRODUCT
 #undef LOWBIT_DEQUANT
   };
   return rows;
@@ -32,10 +37,10 @@ const std::vector<ProductRow>& product_rows() {
 
 const std::vector<DequantRow>& dequant_rows() {
   static const std::vector<DequantRow> rows = {
-#define LOWBIT_DECODE(name, weight, act, tokens)
+#define LOWBIT_PRODUCT(family, name, weight, act, tokens)
 #define LOWBIT_DEQUANT(name, weight, act) {#name, weight, act, &::name},
 #include "cuda_registry.inc"
-#undef LOWBIT_DECODE
+#undef LOWBIT_PRODUCT
 #undef LOWBIT_DEQUANT
   };
   return rows;
@@ -62,7 +67,9 @@ const std::vector<const ProductRow*>& product_tiles(int weight, int act) {
     auto* made = make_table(product_rows());
     for (auto& of_weight : *made)
       for (auto& tiles : of_weight)
-        std::sort(tiles.begin(), tiles.end(), [](auto* a, auto* b) { return a->tokens < b->tokens; });
+        std::sort(tiles.begin(), tiles.end(), [](auto* a, auto* b) {
+          return a->tokens != b->tokens ? a->tokens < b->tokens : a->family > b->family;
+        });
     return made;
   }();
   return in_range(weight, act) ? (*table)[weight][act] : none;

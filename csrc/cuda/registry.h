@@ -3,13 +3,14 @@
 #include <vector>
 
 #include "args.h"
+#include "plan.h"
 
 namespace lowbit::cuda {
 
 // weight, act: indices into WEIGHT_TYPES and ACT_TYPES of lowbit/dtypes.py.
-// A kernel of family decode or gemm_sm90.
 struct ProductRow {
   const char* name;
+  Family family;
   int weight, act;
   int tokens;  // rows of x in a tile
   ProductFn run;
@@ -21,8 +22,8 @@ struct DequantRow {
   DequantFn run;
 };
 
-// The kernels for products of given types, the smallest tile first; none when this build has none, or when an index is
-// out of range. A table look-up, as is the next.
+// The kernels for products of given types, the smallest tile first, of equal ones the later family; none when this
+// build has none, or when an index is out of range. A table look-up, as is the next.
 const std::vector<const ProductRow*>& product_tiles(int weight, int act);
 // Null when this build has no such kernel, or when an index is out of range.
 const DequantRow* find_dequant(int weight, int act);

@@ -104,4 +104,31 @@ LOWBIT_HOST_DEVICE constexpr Spot spot_of(int task, int row_blocks, int token_ti
   return {first + within % rows, within / rows};
 }
 
+// The stages of a worker, one after the other: which of its task, and where that lies in W and x. Why kept: divisions
+// for every stage would be on the way to the first ones. Problem: deal, row_blocks, token_tiles, tile_tokens.
+struct Cursor {
+  int turn = 0, stage, end, row_block, token;
+
+  template <class Problem>
+  LOWBIT_HOST_DEVICE inline Cursor(const Problem& p, int worker) {
+    begin_part(p, Parts(p.deal, worker));
+  }
+
+  // Past the last one nothing changes but the stage.
+  template <class Problem>
+  LOWBIT_HOST_DEVICE inline void next(const Problem& p, int worker) {
+    if (++stage < end) return;
+    const Parts parts(p.deal, worker);
+    if (++turn < parts.count) begin_part(p, parts);
+  }
+
+ private:
+  template <class Problem>
+  LOWBIT_HOST_DEVICE inline void begin_part(const Problem& p, const Parts& parts) {
+    const Part part = parts[turn];
+    const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
+    stage = part.begin, end = part.end, row_block = spot.row_block, token = spot.token_tile * p.tile_tokens;
+  }
+};
+
 }  // namespace lowbit

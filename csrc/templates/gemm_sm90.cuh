@@ -84,7 +84,7 @@ __global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_co
     // ---- weights: they do not depend on the kernel before
     const Parts parts(p.deal, blockIdx.x);
     const Worker worker(p, base, warp, lane);
-    const Producer<Weight, Tile, Fine, Zeros> producer(p, parts, base);
+    const Producer<Weight, Tile, Fine, Zeros> producer(p, blockIdx.x, parts, base);
     if (helper == 0) {
       if (ptx::elect_one()) producer.start();
     }

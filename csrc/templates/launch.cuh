@@ -9,20 +9,42 @@
 
 namespace lowbit {
 
+// What is known of a kernel, by device: one bit each.
+struct Prepared {
+  std::atomic<uint64_t> done{0};
+  std::atomic<uint64_t> overlaps{0};  // its code was made for 9.0 or newer
+
+  // Whether it may be launched while the kernel before still runs. Code made for 8.x that the driver translates for a
+  // newer device does not wait for that one.
+  bool may_overlap(int device) const { return overlaps.load(std::memory_order_relaxed) >> (device & 63) & 1; }
+};
+
 // Tells the driver once per device how much shared memory a kernel takes; a cudaError_t, cudaErrorInvalidValue where
-// the kernel is empty: a device may run code of this build that was made for an older one.
-inline cudaError_t prepare(const void* function, int shared_bytes, int device, std::atomic<uint64_t>& prepared) {
+// the kernel is empty or missing: a device may run code of this build that was made for an older one.
+inline cudaError_t prepare(const void* function, int shared_bytes, int device, Prepared& prepared) {
   constexpr int kEmpty = 16;  // registers that an empty kernel stays below
   const uint64_t bit = uint64_t{1} << (device & 63);
-  if (device < 64 && (prepared.load(std::memory_order_relaxed) & bit)) return cudaSuccess;
+  if (device < 64 && (prepared.done.load(std::memory_order_acquire) & bit)) return cudaSuccess;
   cudaFuncAttributes attributes{};
   cudaError_t error = cudaFuncGetAttributes(&attributes, function);
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) return cudaErrorInvalidValue;
   if (error == cudaSuccess && attributes.numRegs < kEmpty) return cudaErrorInvalidValue;
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error == cudaSuccess)
     error =
         cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+  if (error == cudaSuccess && attributes.ptxVersion >= 90) prepared.overlaps.fetch_or(bit, std::memory_order_relaxed);
+  if (error == cudaSuccess) prepared.done.fetch_or(bit, std::memory_order_release);
+  return error;
+}
+
+// The same without a word on whether it may overlap.
+inline cudaError_t prepare(const void* function, int shared_bytes, int device, std::atomic<uint64_t>& prepared) {
+  const uint64_t bit = uint64_t{1} << (device & 63);
+  if (device < 64 && (prepared.load(std::memory_order_relaxed) & bit)) return cudaSuccess;
+  Prepared once;
+  const cudaError_t error = prepare(function, shared_bytes, device, once);
   if (error == cudaSuccess) prepared.fetch_or(bit, std::memory_order_relaxed);
   return error;
 }

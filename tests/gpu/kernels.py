@@ -15,7 +15,7 @@ BUILT = extension.CUDA_LIBRARY.is_file()
 needs_kernels = pytest.mark.skipif(not BUILT, reason="this build of lowbit has no CUDA kernels")
 
 #: Families of kernels that multiply a packed weight, each by tiles of so many rows of x.
-FAMILIES = ("decode", "gemm_sm90")
+FAMILIES = ("decode", "gemm_sm80", "gemm_sm90")
 #: Bytes of x that a block of a kernel for few tokens can hold at least, whatever else it keeps in shared memory.
 ROOM_FOR_X = 20 * 1024
 
@@ -41,8 +41,8 @@ def tokens(name: str) -> int:
 
 
 def is_wide(name: str) -> bool:
-    """Whether a kernel multiplies by wgmma, for which it rounds the values of the weight to x's type."""
-    return family(name) == "gemm_sm90" and tokens(name) >= 32
+    """Whether a kernel multiplies scaled values of the weight, which it rounds to x's type, and repeats its tile."""
+    return family(name) == "gemm_sm80" or (family(name) == "gemm_sm90" and tokens(name) >= 32)
 
 
 def forced(name: str | None) -> contextlib.AbstractContextManager:
@@ -55,9 +55,11 @@ def forced(name: str | None) -> contextlib.AbstractContextManager:
 
 def may_refuse(name: str, m: int, k: int) -> bool:
     """Whether a kernel may refuse x [m, k]: one of decode when x is so long that blocks that share it hold more than
-    ROOM_FOR_X each, one of gemm_sm90 on devices that it is not for.
+    ROOM_FOR_X each, one of gemm_sm90 on devices that it is not for, one of gemm_sm80 where shared memory is small.
     """
     capability = torch.cuda.get_device_capability()
+    if family(name) == "gemm_sm80":
+        return capability in ((8, 6), (8, 9)) or capability >= (12, 0)
     if family(name) == "gemm_sm90":
         return capability != (9, 0) if is_wide(name) else not (9, 0) <= capability < (12, 0)
     steps = -(-k // 128)
@@ -90,12 +92,12 @@ def kernels_launched(call) -> list[str]:
 
 
 def ran(launched: list[str], name: str) -> bool:
-    """Whether a product ran by one kernel: one launch, of gemm_sm90 a second one where sums of parts are added up."""
+    """Whether a product ran by one kernel: one launch, of a gemm family two where sums of parts are added up."""
     tile = re.compile(rf"Tile<(\(int\))?{tokens(name)}\b")
     if family(name) == "decode":
         wanted = ["decode::"]
     else:
-        wanted = ["gemm_sm90::add_parts", "gemm_sm90::multiply"][-len(launched) :]
+        wanted = [f"{family(name)}::add_parts", f"{family(name)}::multiply"][-len(launched) :]
     return len(launched) == len(wanted) and all(
         part in seen and tile.search(seen) for part, seen in zip(wanted, sorted(launched), strict=True)
     )

@@ -1,7 +1,7 @@
 """Which weights and how many tokens each kernel is tried with: pseudo-random, always the same, all covered.
 
-A weight type has 36 ways to be grouped (6 group sizes x 3 zero kinds x 2 types of scales). Each is tried with two of
-the shapes, dealt out anew for every type, and the kernels of the type share the 72 among them, in another way for every
+A weight type has 36 ways to be grouped (6 group sizes x 3 zero kinds x 2 types of scales). Each is tried with some of
+the shapes, dealt out anew for every type, so many that each kernel of the type gets four or more, others for every
 type: over all types each tile meets every way and every shape. tests/test_gpu_plan.py counts it.
 """
 
@@ -55,7 +55,7 @@ def cases(rows: list[dict]) -> dict[str, list[Case]]:
     for row in rows:
         by_weight.setdefault(row["weight"], []).append(row["name"])
     for weight, names in by_weight.items():
-        turn, ways = weight_id(weight_type(weight)), WAYS * 2
+        turn, ways = weight_id(weight_type(weight)), WAYS * -(-4 * len(names) // len(WAYS))
         shapes = random.Random(weight).sample((SHAPES * len(ways))[: len(ways)], len(ways))
         for i, way in enumerate(ways):
             name = names[(i + turn) % len(names)]

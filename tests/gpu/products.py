@@ -10,14 +10,16 @@ import torch
 import lowbit
 
 from . import oracle
-from .kernels import is_wide, product_rows, tile
+from .kernels import family, is_wide, product_rows, tile
 from .plan import cases
 
 ROWS = sorted(product_rows(), key=lambda row: (row["weight"], row["name"]))
 PLAN = cases(ROWS)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 #: One kernel for each tile and activation type.
-BY_TILE = list({(row["act"], tile(row["name"])): row for row in ROWS if row["weight"] == "uint3"}.values())
+BY_TILE = list(
+    {(row["act"], family(row["name"]), tile(row["name"])): row for row in ROWS if row["weight"] == "uint3"}.values()
+)
 
 
 def by_type(rows: list[dict]) -> list[dict]:

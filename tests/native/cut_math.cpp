@@ -40,8 +40,12 @@ PYBIND11_MODULE(cut_math, m) {
     const lowbit::Spot spot = lowbit::spot_of(task, row_blocks, token_tiles);
     return std::array<int, 2>{spot.row_block, spot.token_tile};
   });
-  m.def("first_tile", [](int64_t rows, int64_t n, int64_t k, int bits, std::array<int, 2> clusters) {
-    return lowbit::cuda::first_tile(rows, n, k, bits, clusters.data());
+  m.def("first_tile", [](int64_t rows, int64_t n, int64_t k, int bits, int capability, std::array<int, 2> clusters) {
+    return lowbit::cuda::first_tile(rows, n, k, bits, capability, clusters.data());
+  });
+  // family: decode, gemm_sm80, gemm_sm90.
+  m.def("is_for", [](int family, int tokens, int capability) {
+    return lowbit::cuda::is_for(static_cast<lowbit::cuda::Family>(family), tokens, capability);
   });
   m.def("part_of", [](int each, int more, int at) { return Cut{each, more}.part_of(at); });
   m.def("start", [](int each, int more, int part) { return Cut{each, more}(part); });

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "../../args.h"
 #include "../ptx/async.cuh"
 
 namespace lowbit {
@@ -24,6 +25,18 @@ __device__ __forceinline__ void load_plane(uint32_t from, int lane, uint32_t* wo
 __device__ __forceinline__ float2 unpack_pair(uint32_t pair, bool bf16) {
   const float2 half = __half22float2(reinterpret_cast<const __half2&>(pair));
   return {bf16 ? __uint_as_float(pair << 16) : half.x, bf16 ? __uint_as_float(pair & 0xFFFF0000u) : half.y};
+}
+
+// A ScaledDecoder's numbers for group `group` of a stage, of this lane's rows of a row tile. Codes of the stage begin
+// at `codes`, then come scales [row tile][p.stage_groups][32 bytes], then zeros.
+template <class Stage, class Problem, class Decoder>
+__device__ __forceinline__ typename Decoder::Group load_group(const Problem& p, const Decoder& decoder, uint32_t codes,
+                                                              int tile, int group, int lane) {
+  const uint32_t from = codes + Stage::kCodes + (tile * p.stage_groups + group) * 32 + lane / 4 * 4;
+  const float2 scales = unpack_pair(ptx::load_shared(from), p.bf16_scales);
+  float2 zeros = {};
+  if constexpr (Stage::kZeros) zeros = unpack_pair(ptx::load_shared(from + Stage::kScales), p.bf16_scales);
+  return decoder.group(scales, zeros, p.zero_kind == ZeroKind::kMin);
 }
 
 }  // namespace lowbit

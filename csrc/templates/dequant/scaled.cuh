@@ -94,9 +94,28 @@ __device__ __forceinline__ uint32_t both(float value) {
 }
 
 template <class Act>
+__device__ __forceinline__ uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) {
+  if constexpr (std::is_same<Act, __half>::value) {
+    asm("fma.rn.f16x2 %0, %0, %1, %2;\n" : "+r"(a) : "r"(b), "r"(c));
+  } else {
+    asm("fma.rn.bf16x2 %0, %0, %1, %2;\n" : "+r"(a) : "r"(b), "r"(c));
+  }
+  return a;
+}
+
+// Why not mul and add of bf16x2: 8.x has fused multiply-add alone. -0 and 1 change nothing.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool kFusedOnly = true;
+#else
+constexpr bool kFusedOnly = false;
+#endif
+
+template <class Act>
 __device__ __forceinline__ uint32_t multiply(uint32_t a, uint32_t b) {
   if constexpr (std::is_same<Act, __half>::value) {
     asm("mul.rn.f16x2 %0, %0, %1;\n" : "+r"(a) : "r"(b));
+  } else if constexpr (kFusedOnly) {
+    a = multiply_add<Act>(a, b, 0x80008000u);
   } else {
     asm("mul.rn.bf16x2 %0, %0, %1;\n" : "+r"(a) : "r"(b));
   }
@@ -107,18 +126,10 @@ template <class Act>
 __device__ __forceinline__ uint32_t add(uint32_t a, uint32_t b) {
   if constexpr (std::is_same<Act, __half>::value) {
     asm("add.rn.f16x2 %0, %0, %1;\n" : "+r"(a) : "r"(b));
+  } else if constexpr (kFusedOnly) {
+    a = multiply_add<Act>(a, 0x3F803F80u, b);
   } else {
     asm("add.rn.bf16x2 %0, %0, %1;\n" : "+r"(a) : "r"(b));
-  }
-  return a;
-}
-
-template <class Act>
-__device__ __forceinline__ uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) {
-  if constexpr (std::is_same<Act, __half>::value) {
-    asm("fma.rn.f16x2 %0, %0, %1, %2;\n" : "+r"(a) : "r"(b), "r"(c));
-  } else {
-    asm("fma.rn.bf16x2 %0, %0, %1, %2;\n" : "+r"(a) : "r"(b), "r"(c));
   }
   return a;
 }

@@ -13,29 +13,6 @@ namespace lowbit::gemm_sm90 {
 constexpr int kSummers = 3;   // warps that add up x
 constexpr int kSumLanes = 4;  // of them that have sums, of two tokens each
 
-// The stages of a worker, one after the other: which of its task, and where that begins in W and x. Why kept: divisions
-// for every stage would be on the way to the first ones.
-struct Cursor {
-  const Parts& parts;
-  int turn = 0, stage, end, tile, token;
-
-  // row_tiles: of a task.
-  __device__ __forceinline__ Cursor(const Problem& p, const Parts& of, int row_tiles) : parts(of) {
-    begin_part(p, row_tiles);
-  }
-  __device__ __forceinline__ void next(const Problem& p, int row_tiles) {
-    if (++stage < end) return;
-    if (++turn < parts.count) begin_part(p, row_tiles);
-  }
-
- private:
-  __device__ __forceinline__ void begin_part(const Problem& p, int row_tiles) {
-    const Part part = parts[turn];
-    const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
-    stage = part.begin, end = part.end, tile = spot.row_block * row_tiles, token = spot.token_tile * p.tile_tokens;
-  }
-};
-
 // Asks for codes, scales and zeros of a stage of the row tiles from `tile` on; the barrier counts them, and
 // bytes_beside more that the caller asks for.
 template <class Stage, class Tile>
@@ -64,18 +41,20 @@ struct Producer {
   const Problem& p;
   const uint32_t base;
   const int count, early;  // stages
+  const int worker;
   const Cursor first;
   const uint64_t once = ptx::make_policy<ptx::Keep::kFirstOut>(), again = ptx::make_policy<ptx::Keep::kLastOut>();
 
-  __device__ Producer(const Problem& problem, const Parts& parts, uint32_t shared)
+  __device__ Producer(const Problem& problem, int own_worker, const Parts& parts, uint32_t shared)
       : p(problem),
         base(shared),
         count(parts.stages),
         early(min(Map::kEarly, max(count / 4, 1))),
-        first(problem, parts, Tile::kRowTiles) {}
+        worker(own_worker),
+        first(problem, own_worker) {}
 
   __device__ __forceinline__ void ask_for_weights(const Cursor& at, int place) const {
-    ask_for_rows<Stage, Tile>(p, at.stage, at.tile, base + place * Stage::kBytes + Stage::kX,
+    ask_for_rows<Stage, Tile>(p, at.stage, at.row_block * Tile::kRowTiles, base + place * Stage::kBytes + Stage::kX,
                               base + Map::kFull + 8 * place, 2 * Stage::kSteps * 128 * p.tile_tokens, once);
   }
 
@@ -92,7 +71,7 @@ struct Producer {
 #pragma unroll 1
     for (int i = 0; i < early; ++i) {
       ask_for_weights(at, i);
-      at.next(p, Tile::kRowTiles);
+      at.next(p, worker);
     }
   }
 
@@ -106,7 +85,7 @@ struct Producer {
       if (i >= Map::kDepth) ptx::wait_arrivals(base + Map::kEmpty + 8 * place.index, place.parity ^ 1);
       if (i >= early) ask_for_weights(at, place.index);
       ask_for_x(at, place.index);
-      at.next(p, Tile::kRowTiles);
+      at.next(p, worker);
       place.next();
     }
   }

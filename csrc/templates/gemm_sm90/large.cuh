@@ -55,8 +55,9 @@ struct Large {
 
   // ---- one thread brings everything --------------------------------------------------------------------------------
   __device__ __forceinline__ void bring_weights(const Cursor& at, int place) const {
-    ask_for_rows<Stage, Tile>(p, at.stage, at.tile + rank * Tile::kRowTiles, base + Map::kW + place * Map::kWBytes,
-                              base + Map::kWFull + 8 * place, 0, ptx::make_policy<ptx::Keep::kFirstOut>());
+    ask_for_rows<Stage, Tile>(p, at.stage, (at.row_block * Tile::kCluster + rank) * Tile::kRowTiles,
+                              base + Map::kW + place * Map::kWBytes, base + Map::kWFull + 8 * place, 0,
+                              ptx::make_policy<ptx::Keep::kFirstOut>());
   }
 
   __device__ __forceinline__ void bring_x(const Cursor& at, int half, int place) const {
@@ -70,16 +71,16 @@ struct Large {
 
   // Before the kernel before has ended: weights alone.
   __device__ __forceinline__ void start() const {
-    Cursor at(p, parts, Tile::kRowTiles * Tile::kCluster);
+    Cursor at(p, worker);
 #pragma unroll 1
     for (int i = 0; i < min(kEarly, parts.stages); ++i) {
       bring_weights(at, i);
-      at.next(p, Tile::kRowTiles * Tile::kCluster);
+      at.next(p, worker);
     }
   }
 
   __device__ __forceinline__ void go_on() const {
-    Cursor at(p, parts, Tile::kRowTiles * Tile::kCluster);
+    Cursor at(p, worker);
     Place<Map::kWDepth> w;
     Place<Map::kXDepth> x;
     int asked = 0;  // places of x
@@ -94,7 +95,7 @@ struct Large {
         bring_x(at, half, x.index);
         x.next();
       }
-      at.next(p, Tile::kRowTiles * Tile::kCluster);
+      at.next(p, worker);
       w.next();
     }
     // Why: the other block still arrives at these barriers, and a block that has left has none.

@@ -1,128 +1,13 @@
-// What becomes of a block's sums of a task: y, where it had all stages of it; else they stay in memory, and a second
-// kernel makes y of the parts.
+// The second kernel of family gemm_sm90: y of tasks that several workers had parts of.
 #pragma once
-#include "../epilogue.cuh"
-#include "../ptx/async.cuh"
-#include "../ptx/mma.cuh"
+#include "../parts.cuh"
 #include "shape.cuh"
 
 namespace lowbit::gemm_sm90 {
 
-// Floats of a part. A worker keeps two of them at most (deal.cuh).
-template <class Tile>
-constexpr int kPart = Tile::kCluster * Tile::kRowTiles * Tile::kColumns * 128;
-
-// Blocks of `Threads` that add up a task.
-template <class Tile, int Threads>
-constexpr int kAddBlocks = kPart<Tile> / 4 / Threads;
-
-template <class Act>
-__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
-  if constexpr (std::is_same<Act, __half>::value) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(pair);
-  } else {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(pair);
-  }
-}
-
-// y of a warp's 16 rows from n on and the tokens of a tile from `token` on. sums(column, i): of row half i
-// / 2, token i % 2.
-template <class Act, class Tile, class Sums>
-__device__ __forceinline__ void store_rows(const Problem& p, int n, int token, int lane, const Sums& sums) {
-  if (n >= p.n) return;
-  const int rows[2] = {n + lane / 4, n + lane / 4 + 8};
-  float bias[2] = {};
-#pragma unroll
-  for (int h = 0; h < 2; ++h)
-    if (p.bias && rows[h] < p.n) bias[h] = load_bias(p.bias, p.bias_type, rows[h]);
-  const bool pairs = n + 16 <= p.n && reinterpret_cast<uintptr_t>(p.y) % 4 == 0 && p.y_stride % 2 == 0;
-#pragma unroll
-  for (int column = 0; column < Tile::kColumns; ++column) {
-    if (8 * column >= p.tile_tokens || token + 8 * column >= p.m) break;
-    uint32_t pair[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-      // Turned, a lane has one token and two rows side by side.
-      pair[h] = ptx::transpose(pack_pair<Act>(fmaf(sums(column, 2 * h), p.factor[h], bias[h]),
-                                              fmaf(sums(column, 2 * h + 1), p.factor[h], bias[h])));
-    const int own = token + 8 * column + lane / 4;
-    if (own >= p.m) continue;
-    Act* to = static_cast<Act*>(p.y) + own * p.y_stride + n + lane % 4 * 2;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (pairs) {
-        *reinterpret_cast<uint32_t*>(to + 8 * h) = pair[h];
-      } else {
-        const Act* values = reinterpret_cast<const Act*>(&pair[h]);
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          if (n + 8 * h + lane % 4 * 2 + i < p.n) to[8 * h + i] = values[i];
-      }
-    }
-  }
-}
-
-// part: of this block's worker; rank: of the block in its cluster.
-template <class Act, class Tile, class Sums>
-__device__ __forceinline__ void finish_part(const Problem& p, const Part& part, int worker, int rank, int warp,
-                                            int lane, const Sums& sums) {
-  if (part.end - part.begin == p.deal.stages) {
-    const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
-    store_rows<Act, Tile>(p, ((spot.row_block * Tile::kCluster + rank) * Tile::kRowTiles + warp) * 16,
-                          spot.token_tile * p.tile_tokens, lane, sums);
-    return;
-  }
-  const int place = 2 * worker + part.place;
-  float4* to = reinterpret_cast<float4*>(p.parts + static_cast<int64_t>(place) * kPart<Tile>) +
-               (rank * Tile::kRowTiles + warp) * (Tile::kColumns * 32) + lane;
-#pragma unroll
-  for (int column = 0; column < Tile::kColumns; ++column)
-    to[column * 32] = {sums(column, 0), sums(column, 1), sums(column, 2), sums(column, 3)};
-}
-
-// Adds up one float4 of every part: rows g and g + 8 of a row tile, two tokens. The parts of a task left over are those
-// of the workers from the one with its first stage to the one with its last, in that order, always the same.
 template <class Act, class Tile, int Threads>
 __global__ void __launch_bounds__(Threads) add_parts(const __grid_constant__ Problem p) {
-  ptx::launch_dependents();
-  constexpr int kRowTiles = Tile::kRowTiles * Tile::kCluster, kBlocks = kAddBlocks<Tile, Threads>;
-  const Deal& deal = p.deal;
-  const int index = static_cast<int>(blockIdx.x) / kBlocks, begin = index * deal.stages;
-  const Spot spot = spot_of(deal.rounds * deal.workers + index, p.row_blocks, p.token_tiles);
-  const int item = static_cast<int>(blockIdx.x) % kBlocks * Threads + static_cast<int>(threadIdx.x), lane = item % 32;
-  const int row_tile = spot.row_block * kRowTiles + item / 32 / Tile::kColumns, column = item / 32 % Tile::kColumns;
-  const int tokens = spot.token_tile * p.tile_tokens + column * 8;
-  const int first = deal.cut.part_of(begin), last = deal.cut.part_of(begin + deal.stages - 1);
-  // Of all but the first worker it is the first part that they have.
-  const int place = 2 * first + (deal.cut(first) != begin);
-  const float* head = p.parts + static_cast<int64_t>(place) * kPart<Tile> + item * 4;
-  const float* from = p.parts + static_cast<int64_t>(2 * first + 2) * kPart<Tile> + item * 4;
-  // Why only here: the numbers above take a while.
-  ptx::wait_for_previous_kernel();
-  if (row_tile * 16 >= p.n || column * 8 >= p.tile_tokens || tokens >= p.m || first == last) return;
-  uint4 more[4];
-  const auto load = [&](int left) { ptx::load_four<2 * kPart<Tile> * 4>(from, left, more); };
-  load(last - first);
-  // Why after them: all are under way at once.
-  const uint4 own = ptx::load_x(head);
-  float sum[4] = {__uint_as_float(own.x), __uint_as_float(own.y), __uint_as_float(own.z), __uint_as_float(own.w)};
-#pragma unroll 1
-  for (int left = last - first; left > 0;) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      sum[0] += __uint_as_float(more[i].x), sum[1] += __uint_as_float(more[i].y);
-      sum[2] += __uint_as_float(more[i].z), sum[3] += __uint_as_float(more[i].w);
-    }
-    from += 4 * 2 * kPart<Tile>, left -= 4;
-    load(left);
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int n = row_tile * 16 + lane / 4 + i / 2 * 8, token = tokens + lane % 4 * 2 + i % 2;
-    if (n < p.n && token < p.m) store_y<Act>(p, n, token, sum[i], p.factor[i / 2]);
-  }
+  add_up_parts<Act, Tile, Threads>(p);
 }
 
 }  // namespace lowbit::gemm_sm90

@@ -16,7 +16,7 @@ struct Wide {
   using Map = gemm_sm90::Map<Stage>;
   // Whether values stay exact numbers and their scales are those of sums, of 128 k each: where there are registers for
   // both sums, and scales do not change within.
-  static constexpr bool kExact = !Fine && Tile::kTokens <= 64;
+  static constexpr bool kExact = !Fine && Tile::kTokens <= 96;
   using Decoder = ScaledDecoder<Weight, Act, Zeros, kExact>;
   using Words = typename Decoder::Words;
   using Group = typename Decoder::Group;
@@ -38,7 +38,7 @@ struct Wide {
   using Sums = float[Tile::kTokens / 2];
 
   __device__ __forceinline__ Group load_group(uint32_t codes, int group) const {
-    return gemm_sm90::load_group<Stage>(p, decoder, codes, warp, group, lane);
+    return lowbit::load_group<Stage>(p, decoder, codes, warp, group, lane);
   }
 
   // Products of fragments of 64 k, the first of a sum if `begin`.

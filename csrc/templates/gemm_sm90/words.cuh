@@ -1,4 +1,4 @@
-// From a stage in shared memory to registers: the words of one lane, and what its decoder makes of scales and zeros.
+// From a stage in shared memory to registers: the words of one lane.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -26,17 +26,6 @@ __device__ __forceinline__ void load_words(uint32_t codes, int tile, int step, i
   load(std::integral_constant<int, 4>{});
   load(std::integral_constant<int, 2>{});
   load(std::integral_constant<int, 1>{});
-}
-
-// A ScaledDecoder's numbers for group `group` of a stage, of this lane's rows of a row tile.
-template <class Stage, class Decoder>
-__device__ __forceinline__ typename Decoder::Group load_group(const Problem& p, const Decoder& decoder, uint32_t codes,
-                                                              int tile, int group, int lane) {
-  const uint32_t from = codes + Stage::kCodes + (tile * p.stage_groups + group) * 32 + lane / 4 * 4;
-  const float2 scales = unpack_pair(ptx::load_shared(from), p.bf16_scales);
-  float2 zeros = {};
-  if constexpr (Stage::kZeros) zeros = unpack_pair(ptx::load_shared(from + Stage::kScales), p.bf16_scales);
-  return decoder.group(scales, zeros, p.zero_kind == ZeroKind::kMin);
 }
 
 }  // namespace lowbit::gemm_sm90

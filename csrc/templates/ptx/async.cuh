@@ -10,6 +10,19 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// blockIdx.x, threadIdx.x. Why volatile: what follows from them is found once more, not kept in registers meanwhile.
+__device__ __forceinline__ int block_again() {
+  int index;
+  asm volatile("mov.u32 %0, %%ctaid.x;\n" : "=r"(index));
+  return index;
+}
+
+__device__ __forceinline__ int thread_again() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(index));
+  return index;
+}
+
 // 16 bytes from global to shared memory, past L1. Why not ld.global: a register per 4 bytes in flight is too dear. Why
 // not a bulk copy: those of different lanes are issued one after the other, and sm_80 has none.
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from) {

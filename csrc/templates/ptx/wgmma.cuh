@@ -62,16 +62,15 @@ __device__ __forceinline__ void settle(float (&sum)[Count]) {
 #define LOWBIT_SUMS_16(i) LOWBIT_SUMS_4(i), LOWBIT_SUMS_4(i + 4), LOWBIT_SUMS_4(i + 8), LOWBIT_SUMS_4(i + 12)
 #define LOWBIT_LIST_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define LOWBIT_LIST_32 LOWBIT_LIST_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define LOWBIT_LIST_64                                                                                     \
-  LOWBIT_LIST_32                                                                                           \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, " \
-  "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define LOWBIT_LIST_128                                                                                                \
-  LOWBIT_LIST_64                                                                                                       \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "   \
-  "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, "   \
-  "%107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
-  "%126, %127"
+#define LOWBIT_LIST_24 LOWBIT_LIST_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define LOWBIT_LIST_48 LOWBIT_LIST_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define LOWBIT_LIST_64 LOWBIT_LIST_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define LOWBIT_LIST_128                                                                                              \
+  LOWBIT_LIST_64                                                                                                     \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, " \
+  "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                                                               \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, "   \
+  "%115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define LOWBIT_PRODUCT(tokens_, type, list, a0, a1, a2, a3, b, add_, ...)                                      \
@@ -89,9 +88,19 @@ __device__ __forceinline__ void settle(float (&sum)[Count]) {
     LOWBIT_PRODUCT("32", type, LOWBIT_LIST_16, "16", "17", "18", "19", "20", "21", LOWBIT_SUMS_16(0));                 \
   }                                                                                                                    \
   template <>                                                                                                          \
+  __device__ __forceinline__ void wgmma<act, 48>(float (&sum)[24], const uint32_t (&a)[4], uint64_t tokens, int add) { \
+    LOWBIT_PRODUCT("48", type, LOWBIT_LIST_24, "24", "25", "26", "27", "28", "29", LOWBIT_SUMS_16(0),                  \
+                   LOWBIT_SUMS_4(16), LOWBIT_SUMS_4(20));                                                              \
+  }                                                                                                                    \
+  template <>                                                                                                          \
   __device__ __forceinline__ void wgmma<act, 64>(float (&sum)[32], const uint32_t (&a)[4], uint64_t tokens, int add) { \
     LOWBIT_PRODUCT("64", type, LOWBIT_LIST_32, "32", "33", "34", "35", "36", "37", LOWBIT_SUMS_16(0),                  \
                    LOWBIT_SUMS_16(16));                                                                                \
+  }                                                                                                                    \
+  template <>                                                                                                          \
+  __device__ __forceinline__ void wgmma<act, 96>(float (&sum)[48], const uint32_t (&a)[4], uint64_t tokens, int add) { \
+    LOWBIT_PRODUCT("96", type, LOWBIT_LIST_48, "48", "49", "50", "51", "52", "53", LOWBIT_SUMS_16(0),                  \
+                   LOWBIT_SUMS_16(16), LOWBIT_SUMS_16(32));                                                            \
   }                                                                                                                    \
   template <>                                                                                                          \
   __device__ __forceinline__ void wgmma<act, 128>(float (&sum)[64], const uint32_t (&a)[4], uint64_t tokens,           \
@@ -113,7 +122,9 @@ LOWBIT_PRODUCTS(__nv_bfloat16, "bf16")
 #undef LOWBIT_PRODUCT
 #undef LOWBIT_LIST_128
 #undef LOWBIT_LIST_64
+#undef LOWBIT_LIST_48
 #undef LOWBIT_LIST_32
+#undef LOWBIT_LIST_24
 #undef LOWBIT_LIST_16
 #undef LOWBIT_SUMS_16
 #undef LOWBIT_SUMS_4

@@ -1,0 +1,175 @@
+// Family `gemm_sm80`: y = x * W^T for 5 tokens and more by mma.sync and cp.async, for compute capability 8.0 and newer.
+//
+//   W  packed codes in layout nvidia, 16-bit scales and zeros [N/16][G][16] (lowbit/pack/layout.py)
+//   x  fp16 or bf16 [m, k], rows 16-byte aligned;  y  [m, n] of the same type;  fp32 sums
+//
+// A task is 256 rows of W times a tile of tokens, over all of K, which is walked in stages of 128 k. Workers are
+// blocks, one a multiprocessor: whole tasks are dealt out to them, and the stages of those left over are shared evenly
+// (deal.cuh). A worker stores y of a task that it has all of; of others it leaves the sums of its part in memory, and
+// add_parts makes y of them. All warps copy the stages to a ring in shared memory (gemm_sm80/feed.cuh) and multiply
+// them (gemm_sm80/worker.cuh). More tokens than a tile has are more tasks. Weights do not depend on the kernel before:
+// on 9.0 and newer the first of them are asked for before griddepcontrol.wait.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "gemm_sm80/feed.cuh"
+#include "gemm_sm80/shape.cuh"
+#include "gemm_sm80/worker.cuh"
+#include "launch.cuh"
+#include "parts.cuh"
+
+namespace lowbit::gemm_sm80 {
+
+constexpr int kAddThreads = 256;
+
+// Waits until the oldest stage under way has come: all but one place of the ring are, each a group of copies.
+template <class Stage>
+__device__ __forceinline__ void wait_for_stage(bool large) {
+  constexpr int kSmall = Stage::kSmall < 2 ? 0 : Stage::kSmall - 2;
+  if (large || Stage::kLarge == Stage::kSmall) {
+    ptx::wait_groups<Stage::kLarge - 2>();
+  } else {
+    ptx::wait_groups<kSmall>();
+  }
+}
+
+template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+__global__ void __launch_bounds__(Tile::kThreads, 1) multiply(const __grid_constant__ Problem p) {
+  using Worker = gemm_sm80::Worker<Weight, Act, Tile, Fine, Zeros>;
+  using Stage = typename Worker::Stage;
+  extern __shared__ __align__(128) uint8_t memory[];
+
+  // ---- setup
+  ptx::launch_dependents();
+  const uint32_t base = ptx::shared_address(memory);
+  const int depth = p.large ? Stage::kLarge : Stage::kSmall;
+  const uint32_t end = base + depth * Stage::kBytes;
+  const auto before = [&](uint32_t place) { return (place == base ? end : place) - Stage::kBytes; };
+  // Why a shuffle: the compiler then knows that a warp goes one way.
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  const int stages = Parts(p.deal, blockIdx.x).stages;
+  const Feed<Weight, Tile, Fine, Zeros> feed(p);
+  Cursor at(p, blockIdx.x);  // the next stage to ask for
+
+  // ---- weights: they do not depend on the kernel before
+  const int early = min(Stage::kEarly, min(depth - 1, stages));
+  {
+    Cursor first = at;
+#pragma unroll 1
+    for (int i = 0; i < early; ++i, first.next(p, blockIdx.x)) feed.ask_for_weights(first, base + i * Stage::kBytes);
+  }
+  ptx::wait_for_previous_kernel();
+
+  // ---- all of the first stages; a stage is a group of copies, of which one is empty where no stage is left
+#pragma unroll 1
+  for (int i = 0; i < depth - 1; ++i) {
+    if (i < stages) {
+      if (i >= early) feed.ask_for_weights(at, base + i * Stage::kBytes);
+      feed.ask_for_x(at, base + i * Stage::kBytes);
+      at.next(p, blockIdx.x);
+    }
+    ptx::commit();
+  }
+
+  // ---- stage by stage, part by part
+  // Why so few numbers live from part to part: with 64 and 128 tokens every register is taken.
+  const Worker worker(p, warp, lane);
+  uint32_t place = base;             // where the stage lies
+  int missing = stages - depth + 1;  // stages not asked for yet
+  for (int turn = 0; turn < Parts(p.deal, ptx::block_again()).count; ++turn) {
+    const Part part = Parts(p.deal, ptx::block_again())[turn];
+    typename Worker::Sums sums = {};
+#pragma unroll 1
+    for (int left = part.end - part.begin; left > 0; --left) {
+      wait_for_stage<Stage>(p.large);
+      // Now copies of all threads can be seen, and all warps are done with the stage before: its place is free.
+      __syncthreads();
+      if (missing-- > 0) {
+        const uint32_t used = before(place);
+        feed.ask_for_weights(at, used);
+        feed.ask_for_x(at, used);
+        at.next(p, blockIdx.x);
+      }
+      ptx::commit();
+      worker.run_stage(place, sums);
+      if ((place += Stage::kBytes) == end) place = base;
+    }
+    worker.finish(turn, before(place), sums);
+  }
+}
+
+template <class Act, class Tile, int Threads>
+__global__ void __launch_bounds__(Threads) add_parts(const __grid_constant__ Problem p) {
+  add_up_parts<Act, Tile, Threads>(p);
+}
+
+// Fills in the problem; false when the tile can't hold it on this device.
+template <class Weight, class Tile, bool Fine, bool Zeros>
+inline bool pose(const MatmulArgs& args, const Launch& launch, Affine affine, Problem& p) {
+  const layout::Packed packed(Layout::kNvidia, args.w.n, args.w.k, Weight::kBits);
+  const int64_t group = args.w.group_size;
+  if (!Fine)
+    for (p.group_steps = group < 0 ? 30 : 0; group > 0 && kStepK << p.group_steps < group;) ++p.group_steps;
+  if (Fine)
+    while (16 << p.group_fragments < group) ++p.group_fragments;
+  p.stage_groups = Fine ? 8 >> p.group_fragments : 1;
+  p.groups = static_cast<int>(group < 0 ? 1 : (args.w.k + group - 1) / group);
+  p.codes = args.w.codes;
+  p.scales = static_cast<const uint8_t*>(args.w.scales), p.zeros = static_cast<const uint8_t*>(args.w.zeros);
+  p.x = static_cast<const uint8_t*>(args.x.data);
+  p.plane_bytes = packed.rows / 8 * packed.cols, p.x_pieces = static_cast<uint32_t>(args.x.row_stride / 8);
+  p.n = static_cast<int>(args.w.n), p.m = static_cast<int>(args.x.m), p.k = static_cast<int>(args.w.k);
+  p.tiles = (p.n + 15) / 16, p.row_blocks = (p.n + Tile::kRows - 1) / Tile::kRows;
+  p.token_tiles = (p.m + Tile::kTokens - 1) / Tile::kTokens;
+  p.large = is_large(launch.capability);
+  p.tile_tokens = static_cast<int>(layout::round_up((p.m + p.token_tiles - 1) / p.token_tiles, 8));
+  const int64_t tasks = int64_t{p.row_blocks} * p.token_tiles, stages = packed.cols / kStepK;
+  if (std::max(tasks, stages * launch.clusters[0]) > INT32_MAX) return false;
+  if (!p.large && Stage<Weight, Tile, Fine, Zeros>::kSmall < 2) return false;
+  p.deal = deal(static_cast<int>(tasks), static_cast<int>(stages), launch.clusters[0], true);
+  p.y = args.y.data, p.y_stride = args.y.row_stride;
+  p.bias = args.y.bias, p.bias_type = args.y.bias_type;
+  p.step = Weight::kFloat ? 1.0f : affine.step;
+  p.zero_base = Weight::kFloat ? 0.0f : affine.offset / affine.step;
+  p.factor[0] = p.factor[1] = 1.0f;
+  p.bf16_scales = args.w.scale_type == ScaleType::kBFloat16;
+  p.zero_kind = args.w.zero_kind;
+  return true;
+}
+
+template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+inline int launch_kernels(const MatmulArgs& args, Launch launch, Affine affine) {
+  static Prepared prepared;
+  Problem p{};
+  if (!pose<Weight, Tile, Fine, Zeros>(args, launch, affine, p)) return cudaErrorInvalidValue;
+  const auto function = multiply<Weight, Act, Tile, Fine, Zeros>;
+  const int shared = p.large ? kSharedLarge : kSharedSmall;
+  if (const cudaError_t error = prepare(reinterpret_cast<const void*>(function), shared, launch.device, prepared))
+    return error;
+  launch.overlap &= prepared.may_overlap(launch.device);
+  const bool in_parts = p.deal.in_parts();
+  if (in_parts)
+    p.parts = static_cast<float*>(launch.scratch(launch.owner, int64_t{p.deal.sharers} * 2 * kPart<Tile> * 4));
+  if (const cudaError_t error = start(function, p, p.deal.workers, Tile::kThreads, shared, 1, launch)) return error;
+  if (!in_parts) return cudaSuccess;
+  return start(add_parts<Act, Tile, kAddThreads>, p, p.deal.left() * kAddBlocks<Tile, kAddThreads>, kAddThreads, 0, 1,
+               launch);
+}
+
+// args: checked by the caller; x rows 16-byte aligned, codes in layout nvidia, 16-bit scales. Returns a cudaError_t:
+// cudaErrorInvalidValue when this tile can't hold the problem on this device.
+template <class Weight, class Act, class Tile>
+inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
+  if (launch.capability < 80 || args.x.m < 1 || args.w.scale_type == ScaleType::kFloat32) return cudaErrorInvalidValue;
+  const bool fine = args.w.group_size > 0 && args.w.group_size < kStepK;
+  if (args.w.zero_kind == ZeroKind::kNone)
+    return fine ? launch_kernels<Weight, Act, Tile, true, false>(args, launch, affine)
+                : launch_kernels<Weight, Act, Tile, false, false>(args, launch, affine);
+  return fine ? launch_kernels<Weight, Act, Tile, true, true>(args, launch, affine)
+              : launch_kernels<Weight, Act, Tile, false, true>(args, launch, affine);
+}
+
+}  // namespace lowbit::gemm_sm80

@@ -1,0 +1,146 @@
+// What becomes of a block's sums of a task: y, where it had all stages of it; else they stay in memory, and a second
+// kernel makes y of the parts.
+//
+// For families whose workers are dealt tasks (deal.cuh). Problem: sizes n and m; deal, row_blocks, token_tiles,
+// tile_tokens; parts, factor; and what epilogue.cuh needs. Tile: kColumns, kRowTiles, kCluster.
+#pragma once
+#include <type_traits>
+
+#include "deal.cuh"
+#include "epilogue.cuh"
+#include "ptx/async.cuh"
+#include "ptx/mma.cuh"
+
+namespace lowbit {
+
+// Floats of a part. A worker keeps two of them at most.
+template <class Tile>
+constexpr int kPart = Tile::kCluster * Tile::kRowTiles * Tile::kColumns * 128;
+
+// Blocks of `Threads` that add up a task.
+template <class Tile, int Threads>
+constexpr int kAddBlocks = kPart<Tile> / 4 / Threads;
+
+template <class Act>
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+  if constexpr (std::is_same<Act, __half>::value) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
+}
+
+// y of a warp's 16 rows from n on and the tokens of a tile from `token` on. sums(column, i): of row half i / 2, token
+// i % 2.
+template <class Act, class Tile, class Problem, class Sums>
+__device__ __forceinline__ void store_rows(const Problem& p, int n, int token, int lane, const Sums& sums) {
+  if (n >= p.n) return;
+  const int rows[2] = {n + lane / 4, n + lane / 4 + 8};
+  float bias[2] = {};
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+    if (p.bias && rows[h] < p.n) bias[h] = load_bias(p.bias, p.bias_type, rows[h]);
+  const bool pairs = n + 16 <= p.n && reinterpret_cast<uintptr_t>(p.y) % 4 == 0 && p.y_stride % 2 == 0;
+#pragma unroll
+  for (int column = 0; column < Tile::kColumns; ++column) {
+    if (8 * column >= p.tile_tokens || token + 8 * column >= p.m) break;
+    uint32_t pair[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      // Turned, a lane has one token and two rows side by side.
+      pair[h] = ptx::transpose(pack_pair<Act>(fmaf(sums(column, 2 * h), p.factor[h], bias[h]),
+                                              fmaf(sums(column, 2 * h + 1), p.factor[h], bias[h])));
+    const int own = token + 8 * column + lane / 4;
+    if (own >= p.m) continue;
+    Act* to = static_cast<Act*>(p.y) + own * p.y_stride + n + lane % 4 * 2;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (pairs) {
+        *reinterpret_cast<uint32_t*>(to + 8 * h) = pair[h];
+      } else {
+        const Act* values = reinterpret_cast<const Act*>(&pair[h]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if (n + 8 * h + lane % 4 * 2 + i < p.n) to[8 * h + i] = values[i];
+      }
+    }
+  }
+}
+
+// These are all sums of a task. rank: of the block in its cluster; warp: which of the block's row tiles it is.
+template <class Act, class Tile, class Problem, class Sums>
+__device__ __forceinline__ void store_task(const Problem& p, int task, int rank, int warp, int lane, const Sums& sums) {
+  const Spot spot = spot_of(task, p.row_blocks, p.token_tiles);
+  store_rows<Act, Tile>(p, ((spot.row_block * Tile::kCluster + rank) * Tile::kRowTiles + warp) * 16,
+                        spot.token_tile * p.tile_tokens, lane, sums);
+}
+
+// These are those of a part of one, which lies at `place` of its worker.
+template <class Tile, class Problem, class Sums>
+__device__ __forceinline__ void keep_part(const Problem& p, int worker, int place, int rank, int warp, int lane,
+                                          const Sums& sums) {
+  float4* to = reinterpret_cast<float4*>(p.parts + static_cast<int64_t>(2 * worker + place) * kPart<Tile>) +
+               (rank * Tile::kRowTiles + warp) * (Tile::kColumns * 32) + lane;
+#pragma unroll
+  for (int column = 0; column < Tile::kColumns; ++column)
+    to[column * 32] = {sums(column, 0), sums(column, 1), sums(column, 2), sums(column, 3)};
+}
+
+// part: of this block's worker.
+template <class Act, class Tile, class Problem, class Sums>
+__device__ __forceinline__ void finish_part(const Problem& p, const Part& part, int worker, int rank, int warp,
+                                            int lane, const Sums& sums) {
+  if (part.end - part.begin == p.deal.stages) {
+    store_task<Act, Tile>(p, part.task, rank, warp, lane, sums);
+  } else {
+    keep_part<Tile>(p, worker, part.place, rank, warp, lane, sums);
+  }
+}
+
+// Adds up one float4 of every part: rows g and g + 8 of a row tile, two tokens. The parts of a task left over are those
+// of the workers from the one with its first stage to the one with its last, in that order, always the same. The whole
+// of a kernel of blocks of `Threads`.
+template <class Act, class Tile, int Threads, class Problem>
+__device__ __forceinline__ void add_up_parts(const Problem& p) {
+  ptx::launch_dependents();
+  constexpr int kRowTiles = Tile::kRowTiles * Tile::kCluster, kBlocks = kAddBlocks<Tile, Threads>;
+  const Deal& deal = p.deal;
+  const int index = static_cast<int>(blockIdx.x) / kBlocks, begin = index * deal.stages;
+  const Spot spot = spot_of(deal.rounds * deal.workers + index, p.row_blocks, p.token_tiles);
+  const int item = static_cast<int>(blockIdx.x) % kBlocks * Threads + static_cast<int>(threadIdx.x), lane = item % 32;
+  const int row_tile = spot.row_block * kRowTiles + item / 32 / Tile::kColumns, column = item / 32 % Tile::kColumns;
+  const int tokens = spot.token_tile * p.tile_tokens + column * 8;
+  const int first = deal.cut.part_of(begin), last = deal.cut.part_of(begin + deal.stages - 1);
+  // Of all but the first worker it is the first part that they have.
+  const int place = 2 * first + (deal.cut(first) != begin);
+  const float* head = p.parts + static_cast<int64_t>(place) * kPart<Tile> + item * 4;
+  const float* from = p.parts + static_cast<int64_t>(2 * first + 2) * kPart<Tile> + item * 4;
+  // Why only here: the numbers above take a while.
+  ptx::wait_for_previous_kernel();
+  if (row_tile * 16 >= p.n || column * 8 >= p.tile_tokens || tokens >= p.m || first == last) return;
+  uint4 more[4];
+  const auto load = [&](int left) { ptx::load_four<2 * kPart<Tile> * 4>(from, left, more); };
+  load(last - first);
+  // Why after them: all are under way at once.
+  const uint4 own = ptx::load_x(head);
+  float sum[4] = {__uint_as_float(own.x), __uint_as_float(own.y), __uint_as_float(own.z), __uint_as_float(own.w)};
+#pragma unroll 1
+  for (int left = last - first; left > 0;) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sum[0] += __uint_as_float(more[i].x), sum[1] += __uint_as_float(more[i].y);
+      sum[2] += __uint_as_float(more[i].z), sum[3] += __uint_as_float(more[i].w);
+    }
+    from += 4 * 2 * kPart<Tile>, left -= 4;
+    load(left);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int n = row_tile * 16 + lane / 4 + i / 2 * 8, token = tokens + lane % 4 * 2 + i % 2;
+    if (n < p.n && token < p.m) store_y<Act>(p, n, token, sum[i], p.factor[i / 2]);
+  }
+}
+
+}  // namespace lowbit

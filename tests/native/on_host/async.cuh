@@ -1,0 +1,41 @@
+// In place of csrc/templates/ptx/async.cuh.
+#pragma once
+#include "on_host/block.h"
+
+namespace lowbit::ptx {
+
+inline uint32_t shared_address(const void*) { return 0; }
+inline int block_again() { return blockIdx.x; }
+inline void copy_async(uint32_t to, const void* from, int bytes = 16) { emulated::copy(to, from, bytes); }
+inline void commit() { emulated::commit(); }
+template <int Pending>
+void wait_groups() {
+  emulated::wait(Pending);
+}
+inline void launch_dependents() {}
+inline void wait_for_previous_kernel() {}
+
+inline uint4 load_x(const void* from) { return *static_cast<const uint4*>(from); }
+template <int Stride>
+void load_four(const void* from, int count, uint4 (&to)[4]) {
+  for (int i = 0; i < 4; ++i)
+    to[i] = i < count ? load_x(static_cast<const uint8_t*>(from) + i * Stride) : uint4{0, 0, 0, 0};
+}
+
+inline void load_matrices(uint32_t (&to)[4], uint32_t row) { emulated::load_matrices(to, row); }
+inline uint32_t load_shared(uint32_t from) { return emulated::shared<uint32_t>(from); }
+inline void load_shared(uint32_t from, uint32_t& a, uint32_t& b) {
+  a = emulated::shared<uint32_t>(from, 8), b = load_shared(from + 4);
+}
+inline void load_shared(uint32_t from, uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d) {
+  a = emulated::shared<uint32_t>(from, 16), b = load_shared(from + 4);
+  c = load_shared(from + 8), d = load_shared(from + 12);
+}
+inline void load_shared(uint32_t from, float (&v)[4]) {
+  for (int i = 0; i < 4; ++i) v[i] = emulated::shared<float>(from + 4 * i, i ? 4 : 16);
+}
+inline void store_shared(uint32_t to, const float (&v)[4]) {
+  for (int i = 0; i < 4; ++i) emulated::shared<float>(to + 4 * i, i ? 4 : 16) = v[i];
+}
+
+}  // namespace lowbit::ptx

@@ -1,0 +1,214 @@
+// A block of CUDA threads on a CPU: fibers of one thread, each of which runs until it must meet others.
+//
+// Shared memory begins as NaN. Asynchronous copies are made at once, or (emulated::late) when they are waited for: what
+// reads too early fails in one of the two. A place that is no part of shared memory, or not aligned, aborts.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <vector>
+
+namespace emulated {
+
+struct Index {
+  unsigned x;
+};
+inline Index thread_index, block_index;
+inline bool late = false;
+
+struct Copy {
+  uint32_t to;
+  const void* from;
+  int bytes;
+};
+
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack;
+  bool done;
+  std::deque<std::vector<Copy>> groups;
+  std::vector<Copy> open;
+};
+
+// Fibers that wait for each other.
+struct Meeting {
+  int arrived = 0, turn = 0;
+};
+
+inline std::vector<uint8_t> memory;
+inline std::vector<Fiber> fibers;
+inline ucontext_t home;
+inline int current, threads;
+inline Meeting of_block, of_warp[32];
+inline uint32_t exchange[32][32][8];  // what the lanes of a warp show each other
+inline std::function<void()> body;
+
+[[noreturn]] inline void fail(const char* what, uint32_t at) {
+  std::printf("WRONG: %s at %u, thread %d of block %u\n", what, at, current, block_index.x);
+  std::exit(1);
+}
+
+inline void meet(Meeting& meeting, int count) {
+  const int turn = meeting.turn;
+  if (++meeting.arrived == count) {
+    meeting.arrived = 0, ++meeting.turn;
+    return;
+  }
+  const int self = current;
+  while (meeting.turn == turn) {
+    swapcontext(&fibers[self].context, &home);
+    current = self, thread_index.x = self;
+  }
+}
+inline void meet_block() { meet(of_block, threads); }
+inline void meet_warp() { meet(of_warp[current / 32], 32); }
+
+template <class T>
+T& shared(uint32_t at, uint32_t align = sizeof(T)) {
+  if (at % align || at + sizeof(T) > memory.size()) fail("a bad address of shared memory", at);
+  return *reinterpret_cast<T*>(&memory[at]);
+}
+
+inline void apply(const Copy& copy) {
+  if (copy.bytes < 0 || copy.bytes > 16 || reinterpret_cast<uintptr_t>(copy.from) % 16) fail("a bad copy", copy.to);
+  uint8_t* to = &shared<uint8_t>(copy.to, 16);
+  shared<uint8_t>(copy.to + 15);
+  std::memset(to, 0, 16);
+  std::memcpy(to, copy.from, copy.bytes);
+}
+inline void copy(uint32_t to, const void* from, int bytes) {
+  late ? fibers[current].open.push_back({to, from, bytes}) : apply({to, from, bytes});
+}
+inline void commit() {
+  Fiber& fiber = fibers[current];
+  fiber.groups.push_back(std::move(fiber.open));
+  fiber.open.clear();
+}
+inline void wait(int pending) {
+  auto& groups = fibers[current].groups;
+  for (; static_cast<int>(groups.size()) > pending; groups.pop_front())
+    for (const Copy& one : groups.front()) apply(one);
+}
+
+inline void enter() {
+  body();
+  fibers[current].done = true;
+  swapcontext(&fibers[current].context, &home);
+}
+
+// All blocks of a launch, one after the other.
+inline void launch(const std::function<void()>& function, int blocks, int count, int shared_bytes) {
+  body = function, threads = count;
+  fibers.resize(count);
+  for (int block = 0; block < blocks; ++block) {
+    block_index.x = block;
+    memory.assign(shared_bytes, 0xFF);
+    of_block = {};
+    std::fill(std::begin(of_warp), std::end(of_warp), Meeting{});
+    for (Fiber& fiber : fibers) {
+      fiber.stack.resize(1 << 16), fiber.done = false;
+      fiber.groups.clear(), fiber.open.clear();
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = fiber.stack.size();
+      makecontext(&fiber.context, enter, 0);
+    }
+    int left = count;
+    for (int round = 0; left; ++round) {
+      left = 0;
+      for (int i = 0; i < count; ++i) {
+        current = round % 2 ? count - 1 - i : i;  // Why both ways: the first to run must not always be the same
+        if (fibers[current].done) continue;
+        thread_index.x = current;
+        Fiber& fiber = fibers[current];
+        swapcontext(&home, &fiber.context);
+        left += !fiber.done;
+      }
+    }
+  }
+}
+
+// ---- instructions of a warp, from the register ownership that the PTX ISA documents
+
+template <class Act>
+float half_of(uint32_t pair, int j) {
+  const uint16_t bits = pair >> (16 * j);
+  Act value;
+  std::memcpy(&value, &bits, 2);
+  return static_cast<float>(value);
+}
+
+inline void load_matrices(uint32_t (&to)[4], uint32_t row) {
+  const int warp = current / 32, lane = current % 32;
+  exchange[warp][lane][0] = row;
+  meet_warp();
+  for (int i = 0; i < 4; ++i)
+    to[i] = shared<uint32_t>(exchange[warp][8 * i + lane / 4][0] + lane % 4 * 4, lane % 4 ? 4 : 16);
+  meet_warp();
+}
+
+template <class Act>
+void mma(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const int warp = current / 32, lane = current % 32;
+  auto& own = exchange[warp][lane];
+  std::copy(a, a + 4, own);
+  own[4] = b0, own[5] = b1;
+  meet_warp();
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8, token = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; ++k)
+      sum[i] += half_of<Act>(exchange[warp][row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2) *
+                half_of<Act>(exchange[warp][token * 4 + k % 8 / 2][4 + k / 8], k % 2);
+  }
+  meet_warp();
+}
+
+inline uint32_t transpose(uint32_t pair) {
+  const int warp = current / 32, lane = current % 32;
+  exchange[warp][lane][6] = pair;
+  meet_warp();
+  uint32_t turned = 0;
+  for (int j = 0; j < 2; ++j)
+    turned |= (exchange[warp][(lane % 4 * 2 + j) * 4 + lane / 8][6] >> (16 * (lane / 4 % 2)) & 0xFFFF) << (16 * j);
+  meet_warp();
+  return turned;
+}
+
+}  // namespace emulated
+
+// What the headers of kernels expect of nvcc.
+#undef __launch_bounds__
+#undef __grid_constant__
+#undef __shared__
+#undef __global__
+#undef __device__
+#undef __forceinline__
+#undef __align__
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __align__(bytes)
+#define threadIdx emulated::thread_index
+#define blockIdx emulated::block_index
+#define __uint_as_float emulated_uint_as_float
+using std::max;
+using std::min;
+inline void __syncthreads() { emulated::meet_block(); }
+inline void __syncwarp() { emulated::meet_warp(); }
+inline int __shfl_sync(unsigned, int value, int) { return value; }  // of what is the same in all lanes
+inline float emulated_uint_as_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
