@@ -80,7 +80,7 @@ def rows(arch: str | None = None, only: str | None = None, cuda_archs: Sequence[
         for variant in family.variants
         for weight in WEIGHT_TYPES
         for act in ACT_TYPES
-        if why_not(weight, act, family=family.name) is None
+        if re.fullmatch(variant.weights, weight.name) and why_not(weight, act, family=family.name) is None
     ]
     if arch is not None:
         known = sorted({row.family.device for row in found})

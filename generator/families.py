@@ -22,6 +22,7 @@ class Variant:
     target: str = ""  # the compiler's name for it: a target of g++, or a type in the template
     sizes: tuple[tuple[str, int], ...] = ()  # numbers that the choice of a kernel needs, by name
     archs: str = r".*"  # on CUDA, what it is worth compiling for: a pattern of names such as 80 and 90a
+    weights: str = r".*"  # the weight types that it is worth compiling for: a pattern of their names
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ def cpu_variants(path: Path = ROOT / "csrc/cpu_isa.inc") -> tuple[Variant, ...]:
     return tuple(Variant(name, target) for name, target in _ISA_ROW.findall(path.read_text()))
 
 
-def token_tiles(*sizes: int, archs: str = r".*") -> tuple[Variant, ...]:
-    """Tiles of a family for CUDA, by the most tokens (rows of x) of each."""
-    return tuple(Variant(f"n{tokens}", f"Tile<{tokens}>", (("tokens", tokens),), archs) for tokens in sizes)
+def token_tiles(*sizes: int, **worth: str) -> tuple[Variant, ...]:
+    """Tiles of a family for CUDA, by the most tokens (rows of x) of each; ``worth``: patterns of Variant."""
+    return tuple(Variant(f"n{tokens}", f"Tile<{tokens}>", (("tokens", tokens),), **worth) for tokens in sizes)
 
 
 def families() -> tuple[Family, ...]:
@@ -76,7 +77,10 @@ def families() -> tuple[Family, ...]:
             name="gemm_sm90",
             device="cuda",
             # The copy engine is there from 9.0 to 11.x, wgmma in 90a alone.
-            variants=token_tiles(8, 16, archs=r"(9|10|11)\d[af]?") + token_tiles(32, 64, 128, 256, archs="90a"),
+            variants=token_tiles(8, 16, archs=r"(9|10|11)\d[af]?")
+            + token_tiles(32, 64, 128, 256, archs="90a")
+            # Why not for floats: all of a build takes ten minutes without them, and these gain a tenth.
+            + token_tiles(48, 96, archs="90a", weights=r"u?int\d"),
             args="MatmulArgs",
             template=("templates/gemm_sm90.cuh",),
             unit_per_type=True,

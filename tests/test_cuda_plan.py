@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from native.build import load
 
 H200 = [132, 66]  # clusters of 1 and of 2 blocks
-TILES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+DECODE, SM80, SM90 = range(3)
+TILES = [(DECODE, t) for t in (1, 2, 4)] + [(SM80, t) for t in (16, 32, 64, 128)]
+TILES += [(SM90, t) for t in (8, 16, 32, 48, 64, 96, 128, 256)]
 
 
 @pytest.fixture(scope="module")
@@ -15,31 +17,55 @@ def native():
     return load("cut_math")
 
 
+def chosen(native, m, n, k, bits=4, fine=False, capability=90, clusters=H200):
+    """(family, tokens) of the tile that is tried first."""
+    tiles = [tile for tile in TILES if native.is_for(*tile, capability)]
+    found = min(tiles, key=lambda tile: native.tile_us(*tile, [m, n, k], bits, fine, capability, clusters))
+    assert native.tile_us(*found, [m, n, k], bits, fine, capability, clusters) < native.kNever
+    return found
+
+
 @pytest.mark.parametrize(
     ("m", "n", "k", "tokens"),
     [
-        (1, 8192, 8192, 1),
-        (4, 8192, 8192, 4),
-        (100, 8192, 8192, 100),
-        (256, 8192, 8192, 128),  # 51 us, by the tile of 256 tokens 54
-        (512, 8192, 8192, 256),  # 94 us, by that of 128 more than 100
+        (8, 57344, 8192, 8),
+        (8, 4096, 4096, 32),  # 5.8 us, by n8 6.7
+        (16, 8192, 28672, 16),  # 40 us, by n32 43
+        (16, 7168, 8192, 32),  # 12.4 us, by n16 14.1
+        (24, 8192, 8192, 32),
+        (40, 8192, 8192, 48),
+        (64, 8192, 8192, 64),
+        (96, 8192, 8192, 96),
+        (128, 8192, 8192, 128),
+        (192, 28672, 4096, 96),  # twice: 80 us, n128 twice 95
+        (256, 4096, 4096, 128),  # 18 us, by n256 21
+        (512, 4096, 4096, 128),  # 25 us and 33
         (1024, 8192, 8192, 256),
         (4096, 8192, 8192, 256),
-        (256, 4096, 4096, 128),  # 18 us and 21
-        (512, 4096, 4096, 128),  # 27 us and 34
-        (1024, 4096, 4096, 256),
     ],
 )
 def test_what_was_measured_to_be_faster_is_tried_first(native, m, n, k, tokens):
-    assert native.first_tile(m, n, k, 4, 90, H200) == tokens
+    assert chosen(native, m, n, k) == (SM90, tokens)
 
 
-@pytest.mark.parametrize("bits, tokens", [(1, 8), (2, 8), (3, 4), (8, 4)])
-def test_few_rows_of_many_k_take_a_tile_by_which_x_passes(native, bits, tokens):
-    assert native.first_tile(4, 4096, 14336, bits, 90, H200) == tokens
-    assert native.first_tile(2, 4096, 14336, bits, 90, H200) == 2
-    assert native.first_tile(1, 4096, 14336, bits, 90, H200) == 1
-    assert native.first_tile(1, 5120, 27648, bits, 90, H200) == 2
+@pytest.mark.parametrize("m", [1, 2, 3, 4])
+def test_few_rows_are_those_of_decode(native, m):
+    assert chosen(native, m, 8192, 8192) == (DECODE, {1: 1, 2: 2}.get(m, 4))
+
+
+@pytest.mark.parametrize("bits, family", [(1, SM90), (2, SM90), (3, DECODE), (8, DECODE)])
+def test_few_rows_of_many_k_take_a_tile_by_which_x_passes(native, bits, family):
+    assert chosen(native, 4, 4096, 14336, bits)[0] == family
+    assert chosen(native, 2, 4096, 14336, bits) == (DECODE, 2)
+    assert chosen(native, 1, 4096, 14336, bits) == (DECODE, 1)
+    assert chosen(native, 1, 5120, 27648, bits) == (DECODE, 2)
+
+
+def test_up_to_16_rows_no_weight_is_rounded(native):
+    """Tiles of more tokens round weights whose scales change within 128 k, or zeros added after the scale."""
+    for m in (5, 8, 9, 16):
+        assert chosen(native, m, 4096, 4096, fine=True)[1] <= 16
+        assert chosen(native, m, 4096, 4096, fine=False)[1] == 32
 
 
 @given(
@@ -47,20 +73,31 @@ def test_few_rows_of_many_k_take_a_tile_by_which_x_passes(native, bits, tokens):
     n=st.integers(1, 1 << 20),
     k=st.integers(1, 1 << 20),
     bits=st.integers(1, 8),
+    fine=st.booleans(),
     capability=st.sampled_from([80, 86, 89, 90, 100, 120]),
     clusters=st.tuples(st.integers(1, 200), st.integers(0, 100)),
 )
-def test_there_is_a_tile_for_every_product(native, m, n, k, bits, capability, clusters):
-    found = native.first_tile(m, n, k, bits, capability, list(clusters))
-    assert found <= 256 and (found >= m or found in (128, 256))
-    assert capability == 90 or found == min(m, 128), "the largest tile there, repeated"
+def test_there_is_a_tile_for_every_product(native, m, n, k, bits, fine, capability, clusters):
+    family, tokens = chosen(native, m, n, k, bits, fine, capability, list(clusters))
+    assert m <= tokens or family == SM80 or tokens > 16
+    if capability != 90:
+        smallest = min((t for f, t in TILES if t >= m and native.is_for(f, t, capability)), default=128)
+        assert tokens == smallest, "the smallest that holds all, or the largest, repeated"
 
 
 @pytest.mark.parametrize(
     ("capability", "tiles"),
-    [(80, []), (86, []), (90, [8, 16, 32, 64, 128, 256]), (100, [8, 16]), (103, [8, 16]), (110, [8, 16]), (120, [])],
+    [
+        (80, []),
+        (86, []),
+        (90, [8, 16, 32, 48, 64, 96, 128, 256]),
+        (100, [8, 16]),
+        (103, [8, 16]),
+        (110, [8, 16]),
+        (120, []),
+    ],
 )
 def test_tiles_of_gemm_sm90_are_left_to_devices_that_have_what_they_need(native, capability, tiles):
     """Those of the other families are for all."""
-    assert [tokens for tokens in (8, 16, 32, 64, 128, 256) if native.is_for(2, tokens, capability)] == tiles
+    assert [tokens for family, tokens in TILES if family == SM90 and native.is_for(2, tokens, capability)] == tiles
     assert all(native.is_for(family, 16, capability) for family in (0, 1))

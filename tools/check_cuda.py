@@ -50,7 +50,7 @@ ALONE = {
     re.compile("_ZN6lowbit9gemm_sm808multiply.*TileILi(16|32)E"): Alone("kSharedLarge", 512, 128),
     re.compile("_ZN6lowbit9gemm_sm808multiply.*TileILi(64|128)E"): Alone("kSharedLarge", 256, 255),
     re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(8|16)E"): Alone("kSharedAlone", 640, 88),
-    re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(32|64|128)E"): Alone("kSharedAlone", 384, 168),
+    re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(32|48|64|96|128)E"): Alone("kSharedAlone", 384, 168),
     re.compile("_ZN6lowbit9gemm_sm9014multiply_large"): Alone("kSharedAlone", 384, 168),
 }
 #: Mangled names of kernels that are launched with the programmatic attribute; of those that bring weights and x as
@@ -61,7 +61,7 @@ ADDS = ("_ZN6lowbit9gemm_sm809add_parts", "_ZN6lowbit9gemm_sm909add_parts")
 #: Targets such as "90a" that kernels run on, where those are not all.
 RUNS_ON = {
     re.compile(BOXES[0] + ".*TileILi(8|16)E"): re.compile(r"(9|10|11)\d[af]?"),
-    re.compile(BOXES[0] + ".*TileILi(32|64|128)E"): re.compile("90a"),
+    re.compile(BOXES[0] + ".*TileILi(32|48|64|96|128)E"): re.compile("90a"),
     re.compile(BOXES[1]): re.compile("90a"),
 }
 

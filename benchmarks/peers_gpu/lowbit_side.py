@@ -12,7 +12,6 @@ from lowbit.dtypes import weight_type
 
 from .side import Problem, Ready, Side, Unavailable
 
-
 #: Tokens of the smallest tile that takes any number of rows of x.
 REPEATED = 32
 
@@ -26,7 +25,7 @@ class LowbitSide(Side):
         self.zeros = (zeros or "zero") if weight_type(dtype).kind == "uint" else "none"
 
     def serves(self, m: int) -> bool:
-        # Why: a forced kernel that neither holds nor repeats them is passed over, and another would be timed under its name.
+        # Why: a forced kernel that neither holds nor repeats them is passed over: another would be timed as it.
         return self.variant is None or m <= int(self.variant[1:]) or int(self.variant[1:]) >= REPEATED
 
     def open(self, problem: Problem) -> Ready:

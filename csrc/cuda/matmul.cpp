@@ -7,7 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <iterator>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -61,18 +61,44 @@ bool is_of(const Row* row, int weight, int act) {
   return row && row->weight == weight && row->act == act;
 }
 
-// Runs the kernel that is fastest (plan.h), or else has the smallest tile that holds the product; false, and nothing
-// was launched, if none does. Why a larger tile may hold what a smaller one does not: of large ones, x passes by. Why a
-// smaller one may, as the last resort: its stages take less shared memory, and it may be repeated.
+Question question(const Weight& w, int weight, int64_t m, const Launch& launch) {
+  const bool fine = (w.group_size > 0 && w.group_size < 128) || w.zero_kind == ZeroKind::kMin;
+  return {m, w.n, w.k, kWeightBits[weight], fine, launch.capability, launch.clusters};
+}
+
+// A kernel and the microseconds that it would take, about.
+struct Candidate {
+  float us;
+  const ProductRow* row;
+};
+
+// Those of this build that are for the device, the fastest first.
+std::vector<Candidate> candidates(int weight, int act, const Question& q) {
+  std::vector<Candidate> found;
+  for (const ProductRow* row : product_tiles(weight, act))
+    if (is_for(row->family, row->tokens, q.capability)) found.push_back({tile_us(row->family, row->tokens, q), row});
+  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.us < b.us; });
+  return found;
+}
+
+// Runs the fastest kernel that holds the product (plan.h); false, and nothing was launched, if none does. Why one may
+// not: decode keeps x in shared memory, others a few stages.
 bool run_tile(const MatmulArgs& args, int weight, int act, const Launch& launch) {
-  const auto& tiles = product_tiles(weight, act);
-  const auto runs = [&](const ProductRow* row) {
-    return is_for(row->family, row->tokens, launch.capability) && !refused(row->run(args, launch), row->name);
-  };
-  const int64_t first =
-      first_tile(args.x.m, args.w.n, args.w.k, kWeightBits[weight], launch.capability, launch.clusters);
-  const auto middle = std::find_if(tiles.begin(), tiles.end(), [&](auto* row) { return row->tokens >= first; });
-  return std::any_of(middle, tiles.end(), runs) || std::any_of(std::reverse_iterator(middle), tiles.rend(), runs);
+  // Why the best one first: it is the only one that is needed, but for a few products, and takes no memory.
+  const Question q = question(args.w, weight, args.x.m, launch);
+  const ProductRow* best = nullptr;
+  float least = kNever;
+  for (const ProductRow* row : product_tiles(weight, act)) {
+    if (!is_for(row->family, row->tokens, q.capability)) continue;
+    const float us = tile_us(row->family, row->tokens, q);
+    if (us < least) least = us, best = row;
+  }
+  const auto runs = [&](const ProductRow* row) { return !refused(row->run(args, launch), row->name); };
+  if (!best) return false;
+  if (runs(best)) return true;
+  for (const Candidate& next : candidates(weight, act, q))
+    if (next.row != best && next.us < kNever && runs(next.row)) return true;
+  return false;
 }
 
 // The same some rows at a time, where no tile holds all of them: the weight is read several times, which costs less
@@ -184,4 +210,17 @@ int lowbit_cuda_force(const char* name) {
   forced_product = product;
   forced_dequant = dequant;
   return 0;
+}
+
+const char* lowbit_cuda_plan(int weight, int act, int64_t m, int64_t n, int64_t k, int fine, int capability, int blocks,
+                             int pairs) {
+  using namespace lowbit::cuda;
+  static thread_local std::string text;
+  text.clear();
+  if (weight < 0 || weight >= lowbit::kWeightTypes || m < 1 || n < 1 || k < 1) return text.c_str();
+  const int clusters[] = {blocks, pairs};
+  const Question q{m, n, k, lowbit::kWeightBits[weight], fine != 0, capability, clusters};
+  for (const Candidate& one : candidates(weight, act, q))
+    text += one.row->name + (" " + std::to_string(one.us < kLast ? one.us : -1.0f)) + "\n";
+  return text.c_str();
 }

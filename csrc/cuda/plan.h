@@ -1,5 +1,6 @@
-// Which tile of products is tried first: plain arithmetic, from times measured on an H200.
+// Which tile of products is tried first: a cost for each, plain arithmetic on sizes, from times measured on an H200.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "../templates/deal.cuh"
@@ -20,30 +21,74 @@ constexpr bool repeats(Family family, int tokens) {
   return family == Family::kGemmSm80 || (family == Family::kGemmSm90 && tokens > 16);
 }
 
-// Microseconds of a product by tiles of 128 or 256 tokens, about: what the busiest block multiplies, and, where tasks
-// are in parts, the second kernel and the stores it needs. blocks: workers at once, multiprocessors or pairs of them.
-constexpr float large_us(int64_t m, int64_t n, int64_t k, int tokens, int blocks) {
-  const int rows = tokens == 256 ? 256 : 128, stages = static_cast<int>((k + 127) / 128);
-  const float each = tokens == 256 ? 1.5f : 0.8f;  // 128 k of 256 or 128 rows
-  const int64_t tasks = (n + rows - 1) / rows * ((m + tokens - 1) / tokens);
-  if (blocks < 1 || tasks > INT32_MAX || int64_t{stages} * blocks > INT32_MAX) return 1e30f;
-  const Deal dealt = deal(static_cast<int>(tasks), stages, blocks, true);
-  const bool whole = !dealt.in_parts();
-  return static_cast<float>(dealt.longest()) * each * (whole ? 1.0f : 1.15f) + (whole           ? 3.0f
-                                                                                : tokens == 256 ? 12.0f
-                                                                                                : 10.0f);
+// A product x [m, k] times a weight [n, k] of `bits` bits, on a device of `capability` that runs clusters[0] blocks and
+// clusters[1] pairs of them at once.
+struct Question {
+  int64_t m, n, k;
+  int bits;
+  bool fine;  // groups of less than 128 k, or zeros that are added after the scale
+  int capability;
+  const int* clusters;
+};
+
+constexpr float kLast = 1e9f;    // costs from here on only rank tiles
+constexpr float kNever = 1e30f;  // the tile does not hold the product
+
+// What family gemm_sm90 takes of time: us = start + longest * step + parts, but no less than memory does. `longest` is
+// the number of steps of 128 k of the busiest worker (deal.cuh), a step of 256 rows of W up to 16 tokens and with 256,
+// else 128; `parts` are added where tasks are in parts. Fitted to 1,100 products on an H200 (fp16, group 128, int1 to
+// int8, 15 shapes of 4608 x 3584 to 57344 x 8192, 5 to 8192 rows of x); off by 5% (root of mean square).
+struct TileCost {
+  int tokens, rows, workers;  // workers: index into clusters
+  float start, parts;
+  float step[8];  // by bits, from 1
+};
+constexpr TileCost kTileCosts[] = {
+    {8, 256, 0, 2.7f, 1.9f, {0.36f, 0.41f, 0.58f, 0.56f, 0.60f, 0.66f, 0.70f, 0.60f}},
+    {16, 256, 0, 3.3f, 1.9f, {0.46f, 0.52f, 0.71f, 0.59f, 0.66f, 0.70f, 0.75f, 0.62f}},
+    {32, 128, 0, 1.3f, 1.9f, {0.29f, 0.31f, 0.40f, 0.35f, 0.42f, 0.45f, 0.47f, 0.41f}},
+    {48, 128, 0, 1.2f, 2.2f, {0.38f, 0.39f, 0.48f, 0.44f, 0.50f, 0.55f, 0.57f, 0.52f}},
+    {64, 128, 0, 1.0f, 2.5f, {0.46f, 0.46f, 0.54f, 0.52f, 0.57f, 0.62f, 0.64f, 0.60f}},
+    {96, 128, 0, 1.0f, 3.0f, {0.60f, 0.60f, 0.68f, 0.66f, 0.70f, 0.74f, 0.77f, 0.76f}},
+    {128, 128, 0, 1.0f, 3.5f, {0.72f, 0.73f, 0.80f, 0.82f, 0.84f, 0.87f, 0.90f, 0.93f}},
+    {256, 256, 1, 1.0f, 8.2f, {1.50f, 1.45f, 1.52f, 1.58f, 1.58f, 1.61f, 1.65f, 1.72f}},
+};
+constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
+
+constexpr float gemm_us(const Question& q, const TileCost& cost) {
+  const int64_t steps = (q.k + 127) / 128, blocks = (q.n + cost.rows - 1) / cost.rows;
+  const int64_t tasks = blocks * ((q.m + cost.tokens - 1) / cost.tokens);
+  const int most = q.clusters[cost.workers];
+  if (most < 1 || std::max(tasks, steps * most) > INT32_MAX) return kLast;
+  const Deal dealt = deal(static_cast<int>(tasks), static_cast<int>(steps), most, cost.tokens > 16);
+  const float work = static_cast<float>(dealt.longest()) * cost.step[q.bits - 1];
+  const float memory = static_cast<float>(q.n) * static_cast<float>(q.k) * (q.bits + 0.125f) / 8 / kBytesPerUs;
+  return cost.start + std::max(work, memory) + (dealt.in_parts() ? cost.parts : 0.0f);
 }
 
-// The tokens that the first tile to try must hold, for a weight [n, k] of `bits` bits: fewer than m where a tile is
-// repeated. clusters: of 1 and 2 blocks that run at once.
-constexpr int64_t first_tile(int64_t m, int64_t n, int64_t k, int bits, int capability, const int* clusters) {
-  if (capability != 90) return m < 128 ? m : 128;  // nothing was measured there
-  // Few row tiles have many k: tiles of up to 4 tokens keep all of x in shared memory, and split k too little to fill
-  // the device. Measured: up to 25% at 4096 x 14336, 3584 x 14336 and 5120 x 27648 (docs/notes/decode.md).
-  if (m > 2 && m <= 4 && n <= 5120 && k >= (bits <= 2 ? 12 : 24) * 1024) return 8;
-  if (m == 1 && n <= 5120 && k >= 24 * 1024) return 2;  // 23.1 us, not 25.5, at 5120 x 27648 with 4 bits
-  if (m > 128) return large_us(m, n, k, 128, clusters[0]) < large_us(m, n, k, 256, clusters[1]) ? 128 : 256;
-  return m;
+// Microseconds, about, that a tile takes; from kLast on it is one to try after others, at kNever none to try. The tile
+// is for the device, and bits are 1 to 8.
+constexpr float tile_us(Family family, int tokens, const Question& q) {
+  const bool holds = q.m <= tokens;
+  // Of equal tiles that of the later family. Where nothing was measured: the smallest that holds all, else the largest.
+  const float rank = (holds ? tokens : 1000 - tokens) + 0.5f - 0.1f * static_cast<float>(family);
+  if (q.capability != 90) return holds || repeats(family, tokens) ? rank : kNever;
+  if (family == Family::kGemmSm80) return 2 * kLast + rank * 1e3f;
+  if (family == Family::kDecode) {
+    // Few row tiles have many k: tiles of up to 4 tokens keep all of x in shared memory, and split k too little to fill
+    // the device. Measured: up to 25% at 4096 x 14336, 3584 x 14336 and 5120 x 27648 (docs/notes/decode.md).
+    const bool few_rows = q.n <= 5120;
+    if (!holds) return kNever;
+    if (q.m > 2 && few_rows && q.k >= (q.bits <= 2 ? 12 : 24) * 1024) return kLast + rank * 1e3f;
+    if (tokens == 1 && few_rows && q.k >= 24 * 1024) return kLast;  // 25.5 us, 23.1 by n2, at 5120 x 27648, 4 bits
+    return 0.01f * tokens;
+  }
+  if (!holds && !repeats(family, tokens)) return kNever;
+  // Why: up to 16 tokens no product rounds a weight, and there the larger tiles would.
+  if (tokens > 16 && q.m <= 16 && q.fine) return kLast + rank * 1e3f;
+  for (const TileCost& cost : kTileCosts)
+    if (cost.tokens == tokens) return gemm_us(q, cost);
+  return kLast;
 }
 
 }  // namespace lowbit::cuda

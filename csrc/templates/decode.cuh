@@ -33,14 +33,15 @@ constexpr bool kBuilt = Tile::kKind == Kind::kHalf || !Fine;
 
 // Launches one kernel; cudaErrorInvalidValue when its blocks can't hold x, or it is not built.
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-inline int launch_resident(Problem p, const Launch& launch) {
+inline int launch_resident(Problem p, Launch launch) {
   if constexpr (kBuilt<Tile, Fine>) {
-    static std::atomic<uint64_t> prepared{0};
+    static Prepared prepared;
     const auto function = resident<Weight, Act, Tile, Fine, Zeros>;
-    if (!spread<Weight, Act, Tile, Fine, Zeros>(p, launch)) return cudaErrorInvalidValue;
     if (const cudaError_t error =
             prepare(reinterpret_cast<const void*>(function), Tile::kSharedBytes, launch.device, prepared))
       return error;
+    launch.overlap &= prepared.may_overlap(launch.device);
+    if (!spread<Weight, Act, Tile, Fine, Zeros>(p, launch)) return cudaErrorInvalidValue;
     // Why all shared memory: two blocks of one launch on a multiprocessor would leave another one idle.
     return start(function, p, p.grid, Tile::kThreads, Tile::kSharedBytes, 1 << p.cluster_shift, launch);
   }

@@ -20,8 +20,6 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include <atomic>
-
 #include "gemm_sm90/helpers.cuh"
 #include "gemm_sm90/large.cuh"
 #include "gemm_sm90/maps.cuh"
@@ -105,7 +103,7 @@ __global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_co
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 inline int launch_kernels(const MatmulArgs& args, const Launch& launch, Affine affine) {
   using Worker = WorkerOf<Weight, Act, Tile, Fine, Zeros>;
-  static std::atomic<uint64_t> prepared{0};
+  static Prepared prepared;
   void (*function)(Problem);
   int threads = 32 * (Tile::kWarps + 4);
   if constexpr (Tile::kLarge) {

@@ -39,16 +39,6 @@ inline cudaError_t prepare(const void* function, int shared_bytes, int device, P
   return error;
 }
 
-// The same without a word on whether it may overlap.
-inline cudaError_t prepare(const void* function, int shared_bytes, int device, std::atomic<uint64_t>& prepared) {
-  const uint64_t bit = uint64_t{1} << (device & 63);
-  if (device < 64 && (prepared.load(std::memory_order_relaxed) & bit)) return cudaSuccess;
-  Prepared once;
-  const cudaError_t error = prepare(function, shared_bytes, device, once);
-  if (error == cudaSuccess) prepared.fetch_or(bit, std::memory_order_relaxed);
-  return error;
-}
-
 // Launches a kernel so that it may start before its predecessor ends, where launches overlap.
 template <class Problem>
 inline cudaError_t start(void (*function)(Problem), const Problem& p, int grid, int threads, int shared_bytes,

@@ -63,7 +63,7 @@ def test_blocks_with_parts_of_several_tasks(tile, dtype, shape):
 
 
 @pytest.mark.parametrize("act", FLOATS[:2], ids=str)
-@pytest.mark.parametrize("most", [32, 64, 128, 256])
+@pytest.mark.parametrize("most", [32, 48, 64, 96, 128, 256])
 def test_more_rows_of_x_than_a_tile_has(most, act):
     """Tasks that a block has all of, whose y it stores itself, and tasks in parts; y of any stride."""
     row = row_of("int4", act, "gemm_sm90", most)
@@ -141,7 +141,7 @@ def test_error_of_every_tile_is_what_the_readme_promises(dtype, kind, act):
         weight = oracle.weight_of(
             dtype, weight.qt.unpack(), scales, weight.qt.zeros, zero_kind=kind, scale_type=scale_type
         )
-        for m in (8, 16, 32, 64, 128, 256, 2048):
+        for m in (8, 16, 32, 48, 64, 96, 128, 256, 2048):
             for kind_of_x, change in oracle.INPUTS.items():
                 x = change(oracle.normal(m, 4096)).to(act)
                 exact = oracle.product(x, weight)[0]

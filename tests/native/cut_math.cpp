@@ -40,10 +40,14 @@ PYBIND11_MODULE(cut_math, m) {
     const lowbit::Spot spot = lowbit::spot_of(task, row_blocks, token_tiles);
     return std::array<int, 2>{spot.row_block, spot.token_tile};
   });
-  m.def("first_tile", [](int64_t rows, int64_t n, int64_t k, int bits, int capability, std::array<int, 2> clusters) {
-    return lowbit::cuda::first_tile(rows, n, k, bits, capability, clusters.data());
+  // family: 0 decode, 1 gemm_sm80, 2 gemm_sm90.
+  m.def("tile_us", [](int family, int tokens, std::array<int64_t, 3> mnk, int bits, bool fine, int capability,
+                      std::array<int, 2> clusters) {
+    const lowbit::cuda::Question q{mnk[0], mnk[1], mnk[2], bits, fine, capability, clusters.data()};
+    return lowbit::cuda::tile_us(static_cast<lowbit::cuda::Family>(family), tokens, q);
   });
-  // family: decode, gemm_sm80, gemm_sm90.
+  m.attr("kLast") = lowbit::cuda::kLast;
+  m.attr("kNever") = lowbit::cuda::kNever;
   m.def("is_for", [](int family, int tokens, int capability) {
     return lowbit::cuda::is_for(static_cast<lowbit::cuda::Family>(family), tokens, capability);
   });
