@@ -30,6 +30,13 @@ VARIABLES: tuple[Variable, ...] = (
         "Use the CPU kernels of this instruction set, not those of the best one; an error if this CPU lacks it.",
     ),
     Variable(
+        "LOWBIT_BATCH_INVARIANT",
+        "run",
+        "`1` or `0`",
+        "1: a row of a product on CUDA is the same to the bit whatever rows x has beside it; slower.",
+        ("1", "0"),
+    ),
+    Variable(
         "LOWBIT_ONLY",
         "build",
         "globs of kernel names, comma-separated, such as `w4*_cpu_avx2`, or `none`",

@@ -181,6 +181,22 @@ def force_cuda_kernel(name: str) -> Iterator[None]:
         library.lowbit_cuda_force(None)
 
 
+@contextlib.contextmanager
+def batch_invariant(on: bool = True) -> Iterator[None]:
+    """Inside a ``with`` block, a row of a product on CUDA is the same to the bit whatever rows x has beside it, at the
+    cost of speed. It changes the whole process, as ``LOWBIT_BATCH_INVARIANT=1`` does from the start. Products that
+    can't be so (float32 x or scales) raise RuntimeError. On CPUs with AVX-512 every product is so; AVX2 and plain C++
+    sum a row alone in another order.
+    """
+    library = cuda()
+    before = None if isinstance(library, str) else library.lowbit_cuda_batch_invariant(on)
+    try:
+        yield
+    finally:
+        if before is not None:
+            library.lowbit_cuda_batch_invariant(before)
+
+
 def _open(path: Path) -> ctypes.CDLL:
     import torch
 
@@ -224,6 +240,7 @@ def _open_cuda() -> ctypes.CDLL | str:
     try:
         library = _open_library(CUDA_LIBRARY, "lowbit_cuda_kernel_rows", "lowbit_cuda_archs")
         library.lowbit_cuda_force.argtypes = [ctypes.c_char_p]
+        library.lowbit_cuda_batch_invariant(env.get("LOWBIT_BATCH_INVARIANT") == "1")
         return library
     except (OSError, AttributeError) as error:
         return f"lowbit's CUDA library {CUDA_LIBRARY} does not load ({error}): build lowbit again"

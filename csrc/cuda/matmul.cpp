@@ -26,6 +26,8 @@ constexpr int64_t kMostParts = 4;  // tiles of them that are faster than expandi
 // What lowbit_cuda_force chose: at most one of them.
 std::atomic<const ProductRow*> forced_product{nullptr};
 std::atomic<const DequantRow*> forced_dequant{nullptr};
+// What lowbit_cuda_batch_invariant chose.
+std::atomic<bool> invariant{false};
 
 // Memory that kernels of one op ask for; the tensors live as long as this does.
 struct Scratch {
@@ -101,25 +103,45 @@ bool run_tile(const MatmulArgs& args, int weight, int act, const Launch& launch)
   return false;
 }
 
-// The same some rows at a time, where no tile holds all of them: the weight is read several times, which costs less
-// than expanding it.
-bool run_tile_in_parts(const MatmulArgs& whole, int weight, int act, const Launch& launch) {
+// The product of `count` rows of x from `first` on.
+MatmulArgs rows_of(const MatmulArgs& whole, int64_t first, int64_t count) {
   constexpr int64_t kWidth = 2;  // bytes of a value
+  MatmulArgs args = whole;
+  args.x.m = std::min(count, whole.x.m - first);
+  args.x.data = static_cast<const uint8_t*>(whole.x.data) + first * whole.x.row_stride * kWidth;
+  args.y.data = static_cast<uint8_t*>(whole.y.data) + first * whole.y.row_stride * kWidth;
+  return args;
+}
+
+// Some rows at a time, where no tile holds all of them: the weight is read several times, which costs less than
+// expanding it.
+bool run_tile_in_parts(const MatmulArgs& whole, int weight, int act, const Launch& launch) {
   if (whole.x.m > kMostParts * kFewest) return false;
   for (int64_t part = kFewest; part; part /= 2) {
-    if (whole.x.m <= part) continue;
-    MatmulArgs args = whole;
-    args.x.m = part;
-    if (!run_tile(args, weight, act, launch)) continue;
-    for (int64_t done = part; done < whole.x.m; done += part) {
-      args.x.m = std::min(part, whole.x.m - done);
-      args.x.data = static_cast<const uint8_t*>(whole.x.data) + done * whole.x.row_stride * kWidth;
-      args.y.data = static_cast<uint8_t*>(whole.y.data) + done * whole.y.row_stride * kWidth;
-      STD_TORCH_CHECK(run_tile(args, weight, act, launch), "rows ", done, " and on of a product were refused");
-    }
+    if (whole.x.m <= part || !run_tile(rows_of(whole, 0, part), weight, act, launch)) continue;
+    for (int64_t done = part; done < whole.x.m; done += part)
+      STD_TORCH_CHECK(run_tile(rows_of(whole, done, part), weight, act, launch), "rows ", done,
+                      " and on of a product were refused");
     return true;
   }
   return false;
+}
+
+// The same bits for a row of x whatever rows come with it: by one tile, a tile's rows at a time, so that all that the
+// split of K depends on is the weight and the device.
+void run_invariant(const MatmulArgs& whole, int weight, int act, const Launch& launch) {
+  const auto& tiles = product_tiles(weight, act);
+  const auto fits = [&](const ProductRow* row) {
+    return launch.capability == 90 ? row->family == Family::kGemmSm90 && row->tokens == 64
+                                   : row->family == Family::kGemmSm80 && row->tokens == 32;
+  };
+  const auto found = std::find_if(tiles.begin(), tiles.end(), fits);
+  const bool possible = found != tiles.end() && whole.w.scale_type != ScaleType::kFloat32;
+  STD_TORCH_CHECK(possible, "batch-invariant products need scales of 16 bits and kernels for the device (",
+                  launch.capability / 10, ".", launch.capability % 10, "), LOWBIT_BATCH_INVARIANT=0 allows others");
+  for (int64_t done = 0; done < whole.x.m; done += (*found)->tokens)
+    STD_TORCH_CHECK(!refused((*found)->run(rows_of(whole, done, (*found)->tokens), launch), (*found)->name),
+                    (*found)->name, " can't hold a batch-invariant product with N ", whole.w.n, ", K ", whole.w.k);
 }
 
 // Runs kernels that hold the product, if there are; else nothing was launched, and args may name a copy of x instead.
@@ -129,6 +151,13 @@ bool run_tiles(MatmulArgs& args, int weight, int act, const Launch& launch, cons
   const ProductRow* forced = forced_product.load(std::memory_order_relaxed);
   if (!is_of(forced, weight, act) || (args.x.m > forced->tokens && !repeats(forced->family, forced->tokens)))
     forced = nullptr;
+  if (!forced && invariant.load(std::memory_order_relaxed)) {
+    STD_TORCH_CHECK(args.x.type != FloatType::kFloat32,
+                    "batch-invariant products on CUDA need x in float16 or bfloat16, got float32");
+    if (!aligned(args.x)) copy = align_rows(args.x, args.w.k, launch.device, x);
+    run_invariant(args, weight, act, launch);
+    return true;
+  }
   if (!forced && args.w.scale_type == ScaleType::kFloat32) return false;
 
   if (!aligned(args.x)) copy = align_rows(args.x, args.w.k, launch.device, x);
@@ -224,3 +253,12 @@ const char* lowbit_cuda_plan(int weight, int act, int64_t m, int64_t n, int64_t 
     text += one.row->name + (" " + std::to_string(one.us < kLast ? one.us : -1.0f)) + "\n";
   return text.c_str();
 }
+
+void lowbit_cuda_device(int device, int* numbers) {
+  using namespace lowbit::cuda;
+  const DeviceScope scope(device);
+  const Clusters most = most_clusters(device);
+  numbers[0] = compute_capability(device), numbers[1] = most[0], numbers[2] = most[1];
+}
+
+int lowbit_cuda_batch_invariant(int on) { return lowbit::cuda::invariant.exchange(on != 0); }

@@ -14,3 +14,10 @@ extern "C" __attribute__((visibility("default"))) int lowbit_cuda_force(const ch
 extern "C" __attribute__((visibility("default"))) const char* lowbit_cuda_plan(int weight, int act, int64_t m,
                                                                                int64_t n, int64_t k, int fine,
                                                                                int capability, int blocks, int pairs);
+
+// What a plan depends on of a device: its compute capability, the blocks and the pairs of blocks that it runs at once.
+extern "C" __attribute__((visibility("default"))) void lowbit_cuda_device(int device, int* numbers);
+
+// Whether a row of y is to be the same to the bit whatever rows x has beside it, from now on; returns what was so
+// before.
+extern "C" __attribute__((visibility("default"))) int lowbit_cuda_batch_invariant(int on);

@@ -13,6 +13,9 @@ from ..dtypes import ACT_TYPES
 from ..errors import DtypeError, ExtensionError
 from ..scheme import Scheme, why_not
 
+#: Rows of x that the plan of a weight on CUDA is shown for.
+_ROWS = (1, 8, 16, 32, 64, 128, 256, 1024, 4096)
+
 
 class Info(dict):
     """Facts by name; prints as lines."""
@@ -84,6 +87,15 @@ def _cuda_kernels(scheme: Scheme, act: str, device: torch.device) -> str:
     return ", ".join(name + (f" in tiles of up to {rows} rows of x" if rows else "") for name, rows in largest.items())
 
 
+def _plan(pw, act: str) -> str:
+    """What is tried first for some numbers of rows of x, and the time that it would take."""
+    from ..autotune.plan import candidates, device_of
+
+    device = device_of(pw.device.index or 0)
+    first = {m: candidates(pw.scheme, act, m, *pw.shape, device)[:1] for m in _ROWS}
+    return "; ".join(f"{m} rows {found[0]}" for m, found in first.items() if found) or "the weight is expanded"
+
+
 def _of_weight(pw) -> dict[str, str]:
     from ..pack import PackedWeight
 
@@ -96,6 +108,8 @@ def _of_weight(pw) -> dict[str, str]:
         name = pw.dtype.name
         kernel = extension.kernel_name(name, act.name) if on_cpu else _cuda_kernels(pw.scheme, act.name, pw.device)
         facts[f"kernel for {wanted}"] = kernel or "none in this build"
+        if pw.native and not on_cpu and act.name in ("float16", "bfloat16"):
+            facts[f"plan for {wanted}"] = _plan(pw, act.name)
     return facts
 
 

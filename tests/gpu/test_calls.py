@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import lowbit
+from lowbit.autotune.plan import candidates, device_of
 
 from . import oracle
 from .kernels import kernels_launched, needs_kernels, product_rows, ran
@@ -11,11 +12,10 @@ from .products import FLOATS, assert_right, bias_for
 
 pytestmark = needs_kernels
 
-#: Rows of x and the kernel that they go to on compute capability 9.0.
+#: Rows of x and the kernel that they go to on an H200, with an int4 weight of 8192 x 8192.
 CHOICE = [(1, "decode_n1"), (2, "decode_n2"), (3, "decode_n4"), (4, "decode_n4")]
-CHOICE += [(5, "gemm_sm90_n8"), (8, "gemm_sm90_n8"), (9, "gemm_sm90_n16"), (16, "gemm_sm90_n16")]
-CHOICE += [(17, "gemm_sm90_n32"), (33, "gemm_sm90_n64"), (65, "gemm_sm90_n128"), (256, "gemm_sm90_n128")]
-CHOICE += [(700, "gemm_sm90_n128")]
+CHOICE += [(24, "gemm_sm90_n32"), (40, "gemm_sm90_n48"), (64, "gemm_sm90_n64"), (96, "gemm_sm90_n96")]
+CHOICE += [(128, "gemm_sm90_n128"), (1024, "gemm_sm90_n256")]
 
 
 @pytest.mark.parametrize("dtype", ["int1", "uint4", "int7", "float8_e4m3"])
@@ -30,10 +30,12 @@ def test_any_number_of_tokens(dtype, act):
 def test_number_of_tokens_chooses_the_kernel(m, chosen):
     major, minor = torch.cuda.get_device_capability()
     if m > 4 and (major, minor) != (9, 0):
-        # gemm_sm90 has 8 and 16 rows on 10.x and 11.x; all else is left to gemm_sm80, which has no n8.
-        if m > 16 or not 9 <= major < 12:
-            chosen = f"gemm_sm80_n{min(tile for tile in (16, 32, 64, 128) if tile >= min(m, 128))}"
-    weight, x = oracle.make("int4", (200, 520)), oracle.normal(m, 520, dtype=torch.float16)
+        chosen = f"gemm_sm80_n{min(tile for tile in (16, 32, 64, 128) if tile >= min(m, 128))}"
+    weight, x = oracle.make("int4", (8192, 8192)), oracle.normal(m, 8192, dtype=torch.float16)
+    device = device_of(torch.cuda.current_device())
+    planned = candidates(weight.pw.scheme, "float16", m, *weight.pw.shape, device)
+    assert planned[0].name == f"w4a16_{chosen}" and (m <= 4 or planned[0].us > 1)
+    assert chosen in lowbit.info(weight.pw)["plan for x float16"] or m not in (1, 64, 128, 1024)
     launched = kernels_launched(lambda: lowbit.matmul(x, weight.pw))
     assert ran(launched, f"w4a16_{chosen}"), launched
 

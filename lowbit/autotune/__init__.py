@@ -1,0 +1,1 @@
+"""Which kernel serves a product, and what it would take."""
