@@ -12,7 +12,7 @@ from lowbit.dtypes import weight_type
 
 from .side import Problem, Ready, Side, Unavailable
 
-#: Tokens of the smallest tile that takes any number of rows of x.
+#: Tokens of the smallest tile of gemm_sm90 that takes any number of rows of x; of gemm_sm80 all do.
 REPEATED = 32
 
 
@@ -26,7 +26,10 @@ class LowbitSide(Side):
 
     def serves(self, m: int) -> bool:
         # Why: a forced kernel that neither holds nor repeats them is passed over: another would be timed as it.
-        return self.variant is None or m <= int(self.variant[1:]) or int(self.variant[1:]) >= REPEATED
+        if self.variant is None:
+            return True
+        tokens = int(self.variant.rpartition("n")[2])
+        return m <= tokens or tokens >= REPEATED or self.variant.startswith("gemm_sm80")
 
     def open(self, problem: Problem) -> Ready:
         import lowbit

@@ -249,8 +249,10 @@ const char* lowbit_cuda_plan(int weight, int act, int64_t m, int64_t n, int64_t 
   if (weight < 0 || weight >= lowbit::kWeightTypes || m < 1 || n < 1 || k < 1) return text.c_str();
   const int clusters[] = {blocks, pairs};
   const Question q{m, n, k, lowbit::kWeightBits[weight], fine != 0, capability, clusters};
-  for (const Candidate& one : candidates(weight, act, q))
-    text += one.row->name + (" " + std::to_string(one.us < kLast ? one.us : -1.0f)) + "\n";
+  for (const Candidate& one : candidates(weight, act, q)) {
+    const bool known = capability == 90 && one.row->family == Family::kGemmSm90 && one.us < kLast;
+    text += one.row->name + (" " + std::to_string(known ? one.us : -1.0f)) + "\n";
+  }
   return text.c_str();
 }
 

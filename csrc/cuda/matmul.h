@@ -8,9 +8,9 @@
 extern "C" __attribute__((visibility("default"))) int lowbit_cuda_force(const char* name);
 
 // The kernels of this build for x [m, k] times a weight [n, k] on a device of `capability` (90 for 9.0) that runs so
-// many blocks, and pairs of blocks, at once: lines "name us", the one that is tried first first. us: about, -1 where a
-// kernel is only tried after others, with a capability that nothing was measured on no microseconds but a rank. fine:
-// groups of less than 128 k, or zeros of kind "min". The text is the thread's until its next call.
+// many blocks, and pairs of blocks, at once: lines "name us", the one that is tried first first. us: about, -1 where no
+// time is known (decode, other devices, kernels that are only tried after others). fine: groups of less than 128 k, or
+// zeros of kind "min". The text is the thread's until its next call.
 extern "C" __attribute__((visibility("default"))) const char* lowbit_cuda_plan(int weight, int act, int64_t m,
                                                                                int64_t n, int64_t k, int fine,
                                                                                int capability, int blocks, int pairs);

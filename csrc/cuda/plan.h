@@ -34,24 +34,26 @@ struct Question {
 constexpr float kLast = 1e9f;    // costs from here on only rank tiles
 constexpr float kNever = 1e30f;  // the tile does not hold the product
 
-// What family gemm_sm90 takes of time: us = start + longest * step + parts, but no less than memory does. `longest` is
-// the number of steps of 128 k of the busiest worker (deal.cuh), a step of 256 rows of W up to 16 tokens and with 256,
-// else 128; `parts` are added where tasks are in parts. Fitted to 1,100 products on an H200 (fp16, group 128, int1 to
-// int8, 15 shapes of 4608 x 3584 to 57344 x 8192, 5 to 8192 rows of x); off by 5% (root of mean square).
+// What family gemm_sm90 takes of time: us = start + work + parts, where work is longest * step, but no less than memory
+// takes, and grows by `hot` where it comes near 200 us: the device slows down at its limit of power. `longest` is the
+// number of steps of 128 k of the busiest worker (deal.cuh), a step of 256 rows of W up to 16 tokens and with 256, else
+// 128; `parts` are added where tasks are in parts. Fitted to 2,610 products on an H200 (2026-11-22: fp16, group 128,
+// int1 to int8, 15 shapes of 4608 x 3584 to 57344 x 8192, 1 to 8192 rows of x), off by 4 to 7% (root of mean square);
+// the tile with the least is within 5% of the fastest one in 97% of 845 products, 0.4% slower on average, 12% at worst.
 struct TileCost {
   int tokens, rows, workers;  // workers: index into clusters
-  float start, parts;
+  float start, parts, hot;
   float step[8];  // by bits, from 1
 };
 constexpr TileCost kTileCosts[] = {
-    {8, 256, 0, 2.7f, 1.9f, {0.36f, 0.41f, 0.58f, 0.56f, 0.60f, 0.66f, 0.70f, 0.60f}},
-    {16, 256, 0, 3.3f, 1.9f, {0.46f, 0.52f, 0.71f, 0.59f, 0.66f, 0.70f, 0.75f, 0.62f}},
-    {32, 128, 0, 1.3f, 1.9f, {0.29f, 0.31f, 0.40f, 0.35f, 0.42f, 0.45f, 0.47f, 0.41f}},
-    {48, 128, 0, 1.2f, 2.2f, {0.38f, 0.39f, 0.48f, 0.44f, 0.50f, 0.55f, 0.57f, 0.52f}},
-    {64, 128, 0, 1.0f, 2.5f, {0.46f, 0.46f, 0.54f, 0.52f, 0.57f, 0.62f, 0.64f, 0.60f}},
-    {96, 128, 0, 1.0f, 3.0f, {0.60f, 0.60f, 0.68f, 0.66f, 0.70f, 0.74f, 0.77f, 0.76f}},
-    {128, 128, 0, 1.0f, 3.5f, {0.72f, 0.73f, 0.80f, 0.82f, 0.84f, 0.87f, 0.90f, 0.93f}},
-    {256, 256, 1, 1.0f, 8.2f, {1.50f, 1.45f, 1.52f, 1.58f, 1.58f, 1.61f, 1.65f, 1.72f}},
+    {8, 256, 0, 2.2f, 2.4f, 0.00f, {0.31f, 0.37f, 0.59f, 0.34f, 0.55f, 0.55f, 0.55f, 0.50f}},
+    {16, 256, 0, 2.3f, 2.7f, 0.00f, {0.42f, 0.47f, 0.67f, 0.59f, 0.65f, 0.65f, 0.65f, 0.55f}},
+    {32, 128, 0, 1.9f, 1.9f, 0.05f, {0.28f, 0.30f, 0.41f, 0.33f, 0.46f, 0.46f, 0.51f, 0.40f}},
+    {48, 128, 0, 1.1f, 3.4f, 0.08f, {0.37f, 0.36f, 0.48f, 0.41f, 0.53f, 0.55f, 0.59f, 0.48f}},
+    {64, 128, 0, 0.8f, 3.4f, 0.08f, {0.46f, 0.45f, 0.54f, 0.50f, 0.60f, 0.62f, 0.70f, 0.60f}},
+    {96, 128, 0, 0.8f, 4.9f, 0.08f, {0.64f, 0.60f, 0.70f, 0.67f, 0.74f, 0.78f, 0.82f, 0.75f}},
+    {128, 128, 0, 1.0f, 5.0f, 0.15f, {0.68f, 0.65f, 0.75f, 0.75f, 0.81f, 0.83f, 0.89f, 0.85f}},
+    {256, 256, 1, 0.8f, 8.7f, 0.00f, {1.53f, 1.39f, 1.50f, 1.63f, 1.57f, 1.59f, 1.61f, 1.65f}},
 };
 constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
 
@@ -61,9 +63,9 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
   const int most = q.clusters[cost.workers];
   if (most < 1 || std::max(tasks, steps * most) > INT32_MAX) return kLast;
   const Deal dealt = deal(static_cast<int>(tasks), static_cast<int>(steps), most, cost.tokens > 16);
-  const float work = static_cast<float>(dealt.longest()) * cost.step[q.bits - 1];
   const float memory = static_cast<float>(q.n) * static_cast<float>(q.k) * (q.bits + 0.125f) / 8 / kBytesPerUs;
-  return cost.start + std::max(work, memory) + (dealt.in_parts() ? cost.parts : 0.0f);
+  const float work = std::max(static_cast<float>(dealt.longest()) * cost.step[q.bits - 1], memory);
+  return cost.start + work * (1 + cost.hot * std::min(work / 200, 1.0f)) + (dealt.in_parts() ? cost.parts : 0.0f);
 }
 
 // Microseconds, about, that a tile takes; from kLast on it is one to try after others, at kNever none to try. The tile
@@ -76,11 +78,11 @@ constexpr float tile_us(Family family, int tokens, const Question& q) {
   if (family == Family::kGemmSm80) return 2 * kLast + rank * 1e3f;
   if (family == Family::kDecode) {
     // Few row tiles have many k: tiles of up to 4 tokens keep all of x in shared memory, and split k too little to fill
-    // the device. Measured: up to 25% at 4096 x 14336, 3584 x 14336 and 5120 x 27648 (docs/notes/decode.md).
-    const bool few_rows = q.n <= 5120;
+    // the device. Measured: 5120 x 27648, W4, 1, 3 and 4 rows 25.7, 24.3 and 27.6 us, by n8 23.0; 4096 x 14336, W1, 4
+    // rows 10.0 and 8.8 us.
     if (!holds) return kNever;
-    if (q.m > 2 && few_rows && q.k >= (q.bits <= 2 ? 12 : 24) * 1024) return kLast + rank * 1e3f;
-    if (tokens == 1 && few_rows && q.k >= 24 * 1024) return kLast;  // 25.5 us, 23.1 by n2, at 5120 x 27648, 4 bits
+    const bool few = q.n <= 5120, long_rows = q.k >= 24 * 1024 || (q.bits <= 2 && q.m == 4 && q.k >= 12 * 1024);
+    if (few && long_rows && q.m != 2) return kLast + rank * 1e3f;
     return 0.01f * tokens;
   }
   if (!holds && !repeats(family, tokens)) return kNever;

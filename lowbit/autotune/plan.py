@@ -24,8 +24,8 @@ class Device:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A kernel's name, and the microseconds that it would take, about: constants fitted on an H200. None where a kernel
-    is only tried after all others; on a GPU of another compute capability it is no time but a rank.
+    """A kernel's name, and the microseconds that it would take, about, from constants fitted on an H200: None where no
+    time is known (family decode, GPUs of another compute capability, kernels that are only tried after others).
     """
 
     name: str
