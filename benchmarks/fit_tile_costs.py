@@ -1,0 +1,81 @@
+"""Fits the constants of csrc/cuda/plan.h to results of sweep_tiles.py, and says how good the choice of a tile is then.
+
+    python benchmarks/fit_tile_costs.py benchmarks/results/nvidia-h200/tiles_20261122.json
+
+Needs numpy and scipy, and a C++ compiler (the workers' shares are those of csrc/templates/deal.cuh itself).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import least_squares
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from native.build import load
+
+BYTES_PER_US = 4.3e6
+HOT = {32: 0.05, 48: 0.08, 64: 0.08, 96: 0.08, 128: 0.15}  # what work near 200 us takes more, by hand
+BLOCKS = {256: 66}  # pairs of blocks; of other tiles 132 blocks
+
+
+def work_of(native, tile: int, bits: int, m: int, n: int, k: int) -> tuple[int, bool, float]:
+    """Steps of the busiest worker, whether tasks are in parts, and microseconds of memory."""
+    rows = 256 if tile <= 16 or tile == 256 else 128
+    tasks = -(-n // rows) * -(-m // tile)
+    _, _, _, _, in_parts, longest, *_ = native.deal(tasks, -(-k // 128), BLOCKS.get(tile, 132), tile > 16)
+    return longest, bool(in_parts), n * k * (bits + 0.125) / 8 / BYTES_PER_US
+
+
+def predict(x, tile, bits, longest, in_parts, memory):
+    """us = start + work + parts; x: start, parts, then the step by bits."""
+    work = np.maximum(longest * x[1 + bits], memory)
+    return x[0] + work * (1 + HOT.get(tile, 0) * np.minimum(work / 200, 1)) + in_parts * x[1]
+
+
+def fit(native, tile: int, rows: list) -> np.ndarray:
+    numbers = [(int(t[3:]), *work_of(native, tile, int(t[3:]), m, n, k)) for t, n, k, m, _, _ in rows]
+    bits, longest, in_parts, memory = map(np.array, zip(*numbers, strict=True))
+    us = np.array([row[-1] for row in rows])
+    bounds = [0.8, 0.5] + [0.05] * 8, [8, 12] + [3] * 8
+    found = least_squares(
+        lambda x: predict(x, tile, bits, longest, in_parts, memory) / us - 1,
+        [2, 2] + [0.5] * 8, bounds=bounds, loss="soft_l1", f_scale=0.05,
+    ).x  # fmt: skip
+    off = predict(found, tile, bits, longest, in_parts, memory) / us - 1
+    steps = ", ".join(f"{step:.2f}f" for step in found[2:])
+    start, parts = found[:2]
+    print(
+        f"n{tile}: start {start:.1f}, parts {parts:.1f}, step {{{steps}}}; {len(us)} products, off by {off.std():.3f}"
+    )
+    return found
+
+
+def main(files: list[str]) -> int:
+    rows = [row for file in files for row in json.loads(Path(file).read_text())["rows"]]
+    native, by_tile, measured = load("cut_math"), defaultdict(list), defaultdict(dict)
+    for row in rows:
+        by_tile[row[4]].append(row)
+        measured[tuple(row[:4])][row[4]] = row[5]
+    costs = {tile: fit(native, tile, by_tile[tile]) for tile in sorted(by_tile)}
+    lost = []
+    for (dtype, n, k, m), times in measured.items():
+        if len(times) > 1:
+            bits = int(dtype[3:])
+            guess = {t: predict(costs[t], t, bits, *work_of(native, t, bits, m, n, k)) for t in times}
+            lost.append((times[min(guess, key=guess.get)] / min(times.values()) - 1, dtype, n, k, m))
+    share = sum(one[0] < 0.05 for one in lost) / len(lost)
+    print(
+        f"{len(lost)} products, {share:.1%} within 5% of the fastest tile, {np.mean([one[0] for one in lost]):.2%} lost"
+    )
+    for one in sorted(lost, reverse=True)[:8]:
+        print("  ", f"{one[0]:.1%}", *one[1:])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
