@@ -57,7 +57,7 @@ def fit(native, tile: int, rows: list) -> np.ndarray:
 
 def main(files: list[str]) -> int:
     rows = [row for file in files for row in json.loads(Path(file).read_text())["rows"]]
-    native, by_tile, measured = load("cut_math"), defaultdict(list), defaultdict(dict)
+    native, by_tile, measured = load("deal_math"), defaultdict(list), defaultdict(dict)
     for row in rows:
         by_tile[row[4]].append(row)
         measured[tuple(row[:4])][row[4]] = row[5]

@@ -14,7 +14,7 @@ TILES += [(SM90, t) for t in (8, 16, 32, 48, 64, 96, 128, 256)]
 
 @pytest.fixture(scope="module")
 def native():
-    return load("cut_math")
+    return load("deal_math")
 
 
 def chosen(native, m, n, k, bits=4, fine=False, capability=90, clusters=H200):

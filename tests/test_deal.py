@@ -11,7 +11,7 @@ DEALS = st.tuples(st.integers(1, 400), st.integers(1, 70), st.integers(1, 140), 
 
 @pytest.fixture(scope="module")
 def native():
-    return load("cut_math")
+    return load("deal_math")
 
 
 def deal(native, sizes) -> dict:

@@ -1,4 +1,4 @@
-// What a warp of a warpgroup does with its 16 rows of a stage and 32 to 128 tokens: wgmma on scaled values.
+// What a warp of a warpgroup does with its 16 rows of a stage and 32 to 128 tokens: wgmma on exact or on scaled values.
 #pragma once
 #include "../dequant/scaled.cuh"
 #include "../ptx/async.cuh"
@@ -34,7 +34,6 @@ struct Wide {
   static constexpr float unit(int /*h*/) { return 1.0f; }
 
   using Fragments = uint32_t[2][4][4];  // of 64 k each
-
   using Sums = float[Tile::kTokens / 2];
 
   __device__ __forceinline__ Group load_group(uint32_t codes, int group) const {

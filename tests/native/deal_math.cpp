@@ -12,7 +12,7 @@
 namespace py = pybind11;
 using lowbit::Cut;
 
-PYBIND11_MODULE(cut_math, m) {
+PYBIND11_MODULE(deal_math, m) {
   // [worker, task, begin, end, place] of every part, in the order of each worker.
   m.def("parts", [](int tasks, int stages, int most, bool even) {
     const lowbit::Deal deal = lowbit::deal(tasks, stages, most, even);
