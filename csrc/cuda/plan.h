@@ -37,9 +37,10 @@ constexpr float kNever = 1e30f;  // the tile does not hold the product
 // What family gemm_sm90 takes of time: us = start + work + parts, where work is longest * step, but no less than memory
 // takes, and grows by `hot` where it comes near 200 us: the device slows down at its limit of power. `longest` is the
 // number of steps of 128 k of the busiest worker (deal.cuh), a step of 256 rows of W up to 16 tokens and with 256, else
-// 128; `parts` are added where tasks are in parts. Fitted by benchmarks/fit_tile_costs.py to 2,610 products on an H200 (2026-11-22: fp16, group 128,
-// int1 to int8, 15 shapes of 4608 x 3584 to 57344 x 8192, 1 to 8192 rows of x), off by 4 to 7% (root of mean square);
-// the tile with the least is within 5% of the fastest one in 97% of 845 products, 0.4% slower on average, 12% at worst.
+// 128; `parts` are added where tasks are in parts. Fitted by benchmarks/fit_tile_costs.py to 2,610 products on an H200
+// (2026-11-22: fp16, group 128, int1 to int8, 15 shapes of 4608 x 3584 to 57344 x 8192, 1 to 8192 rows of x), off by 4
+// to 7% (root of mean square); the tile with the least is within 5% of the fastest one in 97% of 845 products, 0.4%
+// slower on average, 12% at worst.
 struct TileCost {
   int tokens, rows, workers;  // workers: index into clusters
   float start, parts, hot;
