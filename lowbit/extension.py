@@ -37,7 +37,7 @@ def load() -> ctypes.CDLL:
     where torch sees a CUDA device; :func:`cuda_kernels` says whether its kernels can be used.
 
     Raises ExtensionError when it is missing or does not load, EnvironmentVariableError for a ``LOWBIT_FORCE_ISA`` that
-    does not exist or that this CPU lacks.
+    does not exist or that this CPU lacks, or a ``LOWBIT_BATCH_INVARIANT`` other than 1 and 0.
     """
     global _library, _cuda
     if _library is not None:
@@ -46,6 +46,7 @@ def load() -> ctypes.CDLL:
         if _library is None:
             library = _open(LIBRARY)
             env.warn_about_unknown_names()
+            env.get("LOWBIT_BATCH_INVARIANT")  # a value that does not exist is an error without a GPU too
             _apply_forced_isa(library)
             _cuda = _open_cuda()
             _library = library
@@ -98,6 +99,8 @@ def why_no_cuda(device: int) -> str | None:
 def cuda_kernels(device: int) -> bool:
     """Whether lowbit's kernels run on a CUDA device. If not, torch operations must do; one warning says why."""
     reason = why_no_cuda(device)
+    if reason is not None and env.get("LOWBIT_BATCH_INVARIANT") == "1":
+        raise ExtensionError(f"{reason}: LOWBIT_BATCH_INVARIANT=1 needs its kernels, torch operations promise nothing")
     if reason is not None and reason not in _warned:
         _warned.add(reason)
         warnings.warn(f"{reason}; products on CUDA use torch operations, which is slower", stacklevel=3)

@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from generator.families import families
 from native.build import load
 
 H200 = [132, 66]  # clusters of 1 and of 2 blocks
 DECODE, SM80, SM90 = range(3)
-TILES = [(DECODE, t) for t in (1, 2, 4)] + [(SM80, t) for t in (16, 32, 64, 128)]
-TILES += [(SM90, t) for t in (8, 16, 32, 48, 64, 96, 128, 256)]
+NAMES = {"decode": DECODE, "gemm_sm80": SM80, "gemm_sm90": SM90}
+TILES = sorted((NAMES[f.name], dict(v.sizes)["tokens"]) for f in families() if f.name in NAMES for v in f.variants)
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,13 @@ def test_up_to_16_rows_no_weight_is_rounded(native):
     for m in (5, 8, 9, 16):
         assert chosen(native, m, 4096, 4096, fine=True)[1] <= 16
         assert chosen(native, m, 4096, 4096, fine=False)[1] == 32
+
+
+def test_every_tile_of_gemm_sm90_has_a_cost(native):
+    """One that is added to the list of kernels without a cost would never be tried."""
+    for tile in (tile for tile in TILES if tile[0] == SM90):
+        us = [native.tile_us(*tile, [tile[1], 8192, 8192], bits, False, 90, H200) for bits in range(1, 9)]
+        assert 1 < min(us) and max(us) < 1000, tile
 
 
 @given(
