@@ -140,6 +140,8 @@ def types() -> str:
     ]
     counts = f"constexpr int kWeightTypes = {len(WEIGHT_TYPES)};\nconstexpr int kActTypes = {len(ACT_TYPES)};\n"
     counts += f"constexpr int kWeightBits[] = {{{', '.join(str(w.bits) for w in WEIGHT_TYPES)}}};\n"
+    floats = ", ".join(str(w.kind == "float").lower() for w in WEIGHT_TYPES)
+    counts += f"constexpr bool kWeightIsFloat[] = {{{floats}}};\n"
     return f"{banner('args.h')}namespace lowbit {{\n{counts}{''.join(lines)}}}  // namespace lowbit\n"
 
 

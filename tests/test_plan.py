@@ -34,14 +34,14 @@ def library(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "group_size, kind, fine", [(128, "zero", 0), (64, "zero", 1), (-1, "zero", 0), (128, "min", 1)]
+    "group_size, kind, number", [(128, "zero", 1), (64, "zero", 1), (-1, "zero", 1), (128, "min", 2)]
 )
-def test_numbers_reach_the_library_in_order(library, group_size, kind, fine):
+def test_numbers_reach_the_library_in_order(library, group_size, kind, number):
     scheme = Scheme.make("uint4", group_size, kind, "float16")
     found = candidates(scheme, "bfloat16", 20, 8192, 4096, H200)
     assert found == [Candidate("w4a16_gemm_sm90_n32", 14.6), Candidate("w4a16_gemm_sm80_n32", None)]
     assert list(map(str, found)) == ["w4a16_gemm_sm90_n32 14.6 us", "w4a16_gemm_sm80_n32"]
-    assert library.lowbit_cuda_plan.calls == [(11, 2, 20, 8192, 4096, fine, 90, 132, 66)]
+    assert library.lowbit_cuda_plan.calls == [(11, 2, 20, 8192, 4096, group_size, number, 90, 132, 66)]
 
 
 def test_scales_of_float32_have_no_plan(library):

@@ -64,8 +64,15 @@ bool is_of(const Row* row, int weight, int act) {
 }
 
 Question question(const Weight& w, int weight, int64_t m, const Launch& launch) {
-  const bool fine = (w.group_size > 0 && w.group_size < 128) || w.zero_kind == ZeroKind::kMin;
-  return {m, w.n, w.k, kWeightBits[weight], fine, launch.capability, launch.clusters};
+  return {m,
+          w.n,
+          w.k,
+          kWeightBits[weight],
+          kWeightIsFloat[weight],
+          w.group_size,
+          w.zero_kind,
+          launch.capability,
+          launch.clusters};
 }
 
 // A kernel and the microseconds that it would take, about.
@@ -241,14 +248,22 @@ int lowbit_cuda_force(const char* name) {
   return 0;
 }
 
-const char* lowbit_cuda_plan(int weight, int act, int64_t m, int64_t n, int64_t k, int fine, int capability, int blocks,
-                             int pairs) {
+const char* lowbit_cuda_plan(int weight, int act, int64_t m, int64_t n, int64_t k, int64_t group_size, int zero_kind,
+                             int capability, int blocks, int pairs) {
   using namespace lowbit::cuda;
   static thread_local std::string text;
   text.clear();
   if (weight < 0 || weight >= lowbit::kWeightTypes || m < 1 || n < 1 || k < 1) return text.c_str();
   const int clusters[] = {blocks, pairs};
-  const Question q{m, n, k, lowbit::kWeightBits[weight], fine != 0, capability, clusters};
+  const Question q{m,
+                   n,
+                   k,
+                   lowbit::kWeightBits[weight],
+                   lowbit::kWeightIsFloat[weight],
+                   group_size,
+                   static_cast<lowbit::ZeroKind>(zero_kind),
+                   capability,
+                   clusters};
   for (const Candidate& one : candidates(weight, act, q)) {
     const bool known = capability == 90 && one.row->family == Family::kGemmSm90 && one.us < kLast;
     text += one.row->name + (" " + std::to_string(known ? one.us : -1.0f)) + "\n";

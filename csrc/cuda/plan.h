@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "../args.h"
 #include "../templates/deal.cuh"
 
 namespace lowbit::cuda {
@@ -26,10 +27,21 @@ constexpr bool repeats(Family family, int tokens) {
 struct Question {
   int64_t m, n, k;
   int bits;
-  bool fine;  // groups of less than 128 k, or zeros that are added after the scale
+  bool is_float;
+  int64_t group_size;  // -1: the whole row
+  ZeroKind zero_kind;
   int capability;
   const int* clusters;
+
+  constexpr bool fine() const { return group_size > 0 && group_size < 128; }
 };
+
+// Whether a tile has a kernel for the weight: decode none for floats with zeros, tiles of gemm_sm90 of 48 and 96 tokens
+// none for fine groups.
+constexpr bool has_kernel(Family family, int tokens, const Question& q) {
+  if (family == Family::kDecode) return !q.is_float || q.zero_kind == ZeroKind::kNone;
+  return family != Family::kGemmSm90 || (tokens != 48 && tokens != 96) || !q.fine();
+}
 
 constexpr float kLast = 1e9f;    // costs from here on only rank tiles
 constexpr float kNever = 1e30f;  // the tile does not hold the product
@@ -72,6 +84,7 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
 // Microseconds, about, that a tile takes; from kLast on it is one to try after others, at kNever none to try. The tile
 // is for the device, and bits are 1 to 8.
 constexpr float tile_us(Family family, int tokens, const Question& q) {
+  if (!has_kernel(family, tokens, q)) return kNever;
   const bool holds = q.m <= tokens;
   // Of equal tiles that of the later family. Where nothing was measured: the smallest that holds all, else the largest.
   const float rank = (holds ? tokens : 1000 - tokens) + 0.5f - 0.1f * static_cast<float>(family);
@@ -88,7 +101,8 @@ constexpr float tile_us(Family family, int tokens, const Question& q) {
   }
   if (!holds && !repeats(family, tokens)) return kNever;
   // Why: up to 16 tokens no product rounds a weight, and there the larger tiles would.
-  if (tokens > 16 && q.m <= 16 && q.fine) return kLast + rank * 1e3f;
+  const bool rounds = q.fine() || q.zero_kind == ZeroKind::kMin;
+  if (tokens > 16 && q.m <= 16 && rounds) return kLast + rank * 1e3f;
   for (const TileCost& cost : kTileCosts)
     if (cost.tokens == tokens) return gemm_us(q, cost);
   return kLast;

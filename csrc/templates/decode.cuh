@@ -13,71 +13,57 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include <algorithm>
-#include <atomic>
 #include <cstdint>
 
 #include "../args.h"
 #include "decode/resident.cuh"
 #include "decode/shape.cuh"
 #include "decode/spread.cuh"
+#include "form.cuh"
 #include "launch.cuh"
 #include "layout.cuh"
 #include "types.cuh"
 
 namespace lowbit::decode {
 
-// Whether a kernel is built. Why no larger blocks for scales finer than 128 k: they were no faster.
-template <class Tile, bool Fine>
-constexpr bool kBuilt = Tile::kKind == Kind::kHalf || !Fine;
+// Whether a kernel is built. Why no larger blocks for scales finer than 128 k: they were no faster. Why none for floats
+// with zeros: hardly anyone has such weights, and gemm_sm80 and gemm_sm90 take them.
+template <class Weight, class Tile, class Form>
+constexpr bool kBuilt = (Tile::kKind == Kind::kHalf || !Form::kFine) && !(Weight::kFloat && Form::kZeros);
 
-// Launches one kernel; cudaErrorInvalidValue when its blocks can't hold x, or it is not built.
-template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-inline int launch_resident(Problem p, Launch launch) {
-  if constexpr (kBuilt<Tile, Fine>) {
+// Launches a kernel of `traits`; cudaErrorInvalidValue when its blocks can't hold x.
+inline int launch_resident(void (*function)(Problem), const Traits& traits, Problem p, Launch launch,
+                           Prepared& prepared) {
+  const auto* kernel = reinterpret_cast<const void*>(function);
+  if (const cudaError_t error = prepare(kernel, traits.shared_bytes, launch.device, prepared)) return error;
+  launch.overlap &= prepared.may_overlap(launch.device);
+  if (!spread(traits, p, launch)) return cudaErrorInvalidValue;
+  // Why all shared memory: two blocks of one launch on a multiprocessor would leave another one idle.
+  return start(function, p, p.grid, 32 * traits.warps, traits.shared_bytes, 1 << p.cluster_shift, launch);
+}
+
+// The same; cudaErrorInvalidValue also when it is not built.
+template <class Weight, class Act, class Tile, class Form>
+inline int launch_kernel(const Problem& p, const Launch& launch) {
+  if constexpr (kBuilt<Weight, Tile, Form>) {
     static Prepared prepared;
-    const auto function = resident<Weight, Act, Tile, Fine, Zeros>;
-    if (const cudaError_t error =
-            prepare(reinterpret_cast<const void*>(function), Tile::kSharedBytes, launch.device, prepared))
-      return error;
-    launch.overlap &= prepared.may_overlap(launch.device);
-    if (!spread<Weight, Act, Tile, Fine, Zeros>(p, launch)) return cudaErrorInvalidValue;
-    // Why all shared memory: two blocks of one launch on a multiprocessor would leave another one idle.
-    return start(function, p, p.grid, Tile::kThreads, Tile::kSharedBytes, 1 << p.cluster_shift, launch);
+    using Worker = WorkerOf<Weight, Act, Tile, Form::kFine, Form::kZeros>;
+    return launch_resident(resident<Weight, Act, Tile, Form::kFine, Form::kZeros>, kTraits<Worker, Tile>, p, launch,
+                           prepared);
   }
   return cudaErrorInvalidValue;
 }
 
 // Whether a product rather takes whole multiprocessors: the larger blocks gain more than it costs that the next launch
 // can't start early. Measured on an H200.
-template <class Tile>
-inline bool prefers_whole(const Problem& p, int bits) {
+inline bool prefers_whole(const Problem& p, int tokens, int bits) {
   const int64_t steps = static_cast<int64_t>(p.tiles) * p.steps, megabytes = 256 * bits * steps >> 20;
-  return steps > 48 * 1024 || megabytes > (Tile::kTokens <= 2 ? 20 : 31);
+  return steps > 48 * 1024 || megabytes > (tokens <= 2 ? 20 : 31);
 }
 
-// Tries the kernels that may hold the problem, the fastest first.
-template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-inline int launch_kernel(const Problem& p, const Launch& launch) {
-  const bool whole = prefers_whole<Tile>(p, Weight::kBits);
-  int error = cudaErrorInvalidValue;
-  for (const bool other : {false, true})
-    if (error == cudaErrorInvalidValue)
-      error = whole != other
-                  ? launch_resident<Weight, Act, decode::Tile<Tile::kTokens, Kind::kWhole>, Fine, Zeros>(p, launch)
-                  : launch_resident<Weight, Act, decode::Tile<Tile::kTokens, Kind::kHalf>, Fine, Zeros>(p, launch);
-  return error;
-}
-
-// args: checked by the caller; m <= Tile::kTokens, x rows 16-byte aligned, codes in layout nvidia, 16-bit scales.
-// Returns a cudaError_t: cudaErrorInvalidValue when this tile can't hold the problem.
-template <class Weight, class Act, class Tile>
-inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
-  const layout::Packed packed(Layout::kNvidia, args.w.n, args.w.k, Weight::kBits);
-  const bool whole_row = args.w.group_size < 0;
-  if (args.x.m < 1 || args.x.m > Tile::kTokens || args.w.scale_type == ScaleType::kFloat32)
-    return cudaErrorInvalidValue;
-
+// The problem, but for how it is spread.
+inline Problem pose(const MatmulArgs& args, Affine affine, int bits, bool is_float) {
+  const layout::Packed packed(Layout::kNvidia, args.w.n, args.w.k, bits);
   Problem p{};
   p.codes = args.w.codes;
   p.scales = static_cast<const uint8_t*>(args.w.scales);
@@ -92,23 +78,35 @@ inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   p.columns = static_cast<int>(packed.cols);
   p.tiles = (p.n + 15) / 16;
   p.steps = (p.k + kStepK - 1) / kStepK;
-  p.group_shift = 31;
-  if (!whole_row)
-    for (p.group_shift = 4; (1 << p.group_shift) < args.w.group_size;) ++p.group_shift;
-  p.group_steps = std::max(p.group_shift - 7, 0);
-  p.groups = whole_row ? 1 : static_cast<int>((args.w.k + args.w.group_size - 1) / args.w.group_size);
-  p.step = Weight::kFloat ? 1.0f : affine.step;
-  p.zero_base = Weight::kFloat ? 0.0f : affine.offset / affine.step;
+  const GroupLength group = group_length(args.w);
+  p.group_shift = args.w.group_size < 0 ? 31 : group.fragments + 4, p.group_steps = group.steps;
+  p.groups = static_cast<int>(groups_of(args.w));
+  p.step = is_float ? 1.0f : affine.step;
+  p.zero_base = is_float ? 0.0f : affine.offset / affine.step;
   p.zero_factor = 1.0f / p.step;
   p.bf16_scales = args.w.scale_type == ScaleType::kBFloat16;
   p.zero_kind = args.w.zero_kind;
   p.bias_type = args.y.bias_type;
-  const bool fine = p.group_shift < 7;
-  if (p.zero_kind == ZeroKind::kNone)
-    return fine ? launch_kernel<Weight, Act, Tile, true, false>(p, launch)
-                : launch_kernel<Weight, Act, Tile, false, false>(p, launch);
-  return fine ? launch_kernel<Weight, Act, Tile, true, true>(p, launch)
-              : launch_kernel<Weight, Act, Tile, false, true>(p, launch);
+  return p;
+}
+
+// args: checked by the caller; m <= Tile::kTokens, x rows 16-byte aligned, codes in layout nvidia, 16-bit scales.
+// Returns a cudaError_t: cudaErrorInvalidValue when this tile can't hold the problem.
+template <class Weight, class Act, class Tile>
+inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
+  if (args.x.m < 1 || args.x.m > Tile::kTokens || args.w.scale_type == ScaleType::kFloat32)
+    return cudaErrorInvalidValue;
+  const Problem p = pose(args, affine, Weight::kBits, Weight::kFloat);
+  const bool whole = prefers_whole(p, Tile::kTokens, Weight::kBits);
+  return with_form<Weight::kFloat>(args.w, [&](auto form) {
+    using Form = decltype(form);
+    int error = cudaErrorInvalidValue;
+    for (const bool other : {false, true})  // of the two that may hold the problem, the faster one first
+      if (error == cudaErrorInvalidValue)
+        error = whole != other ? launch_kernel<Weight, Act, decode::Tile<Tile::kTokens, Kind::kWhole>, Form>(p, launch)
+                               : launch_kernel<Weight, Act, decode::Tile<Tile::kTokens, Kind::kHalf>, Form>(p, launch);
+    return error;
+  });
 }
 
 }  // namespace lowbit::decode

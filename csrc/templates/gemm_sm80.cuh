@@ -13,8 +13,8 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <atomic>
 
+#include "form.cuh"
 #include "gemm_sm80/feed.cuh"
 #include "gemm_sm80/shape.cuh"
 #include "gemm_sm80/worker.cuh"
@@ -106,57 +106,73 @@ __global__ void __launch_bounds__(Threads) add_parts(const __grid_constant__ Pro
   add_up_parts<Act, Tile, Threads>(p);
 }
 
+// What of a kernel its problem depends on, and the kernels. Why no types: what takes them is then compiled once.
+struct Kernels {
+  void (*multiply)(Problem);
+  void (*add)(Problem);
+  int bits;
+  bool is_float, fine;
+  bool fits_small;  // it is for devices with a small ring too
+  int tokens, threads, add_blocks, part_bytes;
+};
+
+template <class Weight, class Act, class Tile, class Form>
+constexpr Kernels kKernels = {multiply<Weight, Act, Tile, Form::kFine, Form::kZeros>,
+                              add_parts<Act, Tile, kAddThreads>,
+                              Weight::kBits,
+                              Weight::kFloat,
+                              Form::kFine,
+                              Stage<Weight, Tile, Form::kFine, Form::kZeros>::kSmall >= 2,
+                              Tile::kTokens,
+                              Tile::kThreads,
+                              kAddBlocks<Tile, kAddThreads>,
+                              kPart<Tile> * 4};
+
 // Fills in the problem; false when the tile can't hold it on this device.
-template <class Weight, class Tile, bool Fine, bool Zeros>
-inline bool pose(const MatmulArgs& args, const Launch& launch, Affine affine, Problem& p) {
-  const layout::Packed packed(Layout::kNvidia, args.w.n, args.w.k, Weight::kBits);
-  const int64_t group = args.w.group_size;
-  if (!Fine)
-    for (p.group_steps = group < 0 ? 30 : 0; group > 0 && kStepK << p.group_steps < group;) ++p.group_steps;
-  if (Fine)
-    while (16 << p.group_fragments < group) ++p.group_fragments;
-  p.stage_groups = Fine ? 8 >> p.group_fragments : 1;
-  p.groups = static_cast<int>(group < 0 ? 1 : (args.w.k + group - 1) / group);
+inline bool pose(const Kernels& kernels, const MatmulArgs& args, const Launch& launch, Affine affine, Problem& p) {
+  const layout::Packed packed(Layout::kNvidia, args.w.n, args.w.k, kernels.bits);
+  const GroupLength group = group_length(args.w);
+  p.group_steps = group.steps, p.group_fragments = group.fragments;
+  p.stage_groups = kernels.fine ? std::max(8 >> group.fragments, 1) : 1;
+  p.groups = static_cast<int>(groups_of(args.w));
   p.codes = args.w.codes;
   p.scales = static_cast<const uint8_t*>(args.w.scales), p.zeros = static_cast<const uint8_t*>(args.w.zeros);
   p.x = static_cast<const uint8_t*>(args.x.data);
   p.plane_bytes = packed.rows / 8 * packed.cols, p.x_pieces = static_cast<uint32_t>(args.x.row_stride / 8);
   p.n = static_cast<int>(args.w.n), p.m = static_cast<int>(args.x.m), p.k = static_cast<int>(args.w.k);
-  p.tiles = (p.n + 15) / 16, p.row_blocks = (p.n + Tile::kRows - 1) / Tile::kRows;
-  p.token_tiles = (p.m + Tile::kTokens - 1) / Tile::kTokens;
+  p.tiles = (p.n + 15) / 16, p.row_blocks = (p.tiles + kRowTiles - 1) / kRowTiles;
+  p.token_tiles = (p.m + kernels.tokens - 1) / kernels.tokens;
   p.large = is_large(launch.capability);
   p.tile_tokens = static_cast<int>(layout::round_up((p.m + p.token_tiles - 1) / p.token_tiles, 8));
   const int64_t tasks = int64_t{p.row_blocks} * p.token_tiles, stages = packed.cols / kStepK;
   if (std::max(tasks, stages * launch.clusters[0]) > INT32_MAX) return false;
-  if (!p.large && Stage<Weight, Tile, Fine, Zeros>::kSmall < 2) return false;
+  if (!p.large && !kernels.fits_small) return false;
   p.deal = deal(static_cast<int>(tasks), static_cast<int>(stages), launch.clusters[0], true);
   p.y = args.y.data, p.y_stride = args.y.row_stride;
   p.bias = args.y.bias, p.bias_type = args.y.bias_type;
-  p.step = Weight::kFloat ? 1.0f : affine.step;
-  p.zero_base = Weight::kFloat ? 0.0f : affine.offset / affine.step;
+  p.step = kernels.is_float ? 1.0f : affine.step;
+  p.zero_base = kernels.is_float ? 0.0f : affine.offset / affine.step;
   p.factor[0] = p.factor[1] = 1.0f;
   p.bf16_scales = args.w.scale_type == ScaleType::kBFloat16;
   p.zero_kind = args.w.zero_kind;
   return true;
 }
 
-template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-inline int launch_kernels(const MatmulArgs& args, Launch launch, Affine affine) {
-  static Prepared prepared;
+inline int launch_kernels(const Kernels& kernels, const MatmulArgs& args, Launch launch, Affine affine,
+                          Prepared& prepared) {
   Problem p{};
-  if (!pose<Weight, Tile, Fine, Zeros>(args, launch, affine, p)) return cudaErrorInvalidValue;
-  const auto function = multiply<Weight, Act, Tile, Fine, Zeros>;
+  if (!pose(kernels, args, launch, affine, p)) return cudaErrorInvalidValue;
+  const auto* function = reinterpret_cast<const void*>(kernels.multiply);
   const int shared = p.large ? kSharedLarge : kSharedSmall;
-  if (const cudaError_t error = prepare(reinterpret_cast<const void*>(function), shared, launch.device, prepared))
-    return error;
+  if (const cudaError_t error = prepare(function, shared, launch.device, prepared)) return error;
   launch.overlap &= prepared.may_overlap(launch.device);
   const bool in_parts = p.deal.in_parts();
   if (in_parts)
-    p.parts = static_cast<float*>(launch.scratch(launch.owner, int64_t{p.deal.sharers} * 2 * kPart<Tile> * 4));
-  if (const cudaError_t error = start(function, p, p.deal.workers, Tile::kThreads, shared, 1, launch)) return error;
+    p.parts = static_cast<float*>(launch.scratch(launch.owner, int64_t{p.deal.sharers} * 2 * kernels.part_bytes));
+  if (const cudaError_t error = start(kernels.multiply, p, p.deal.workers, kernels.threads, shared, 1, launch))
+    return error;
   if (!in_parts) return cudaSuccess;
-  return start(add_parts<Act, Tile, kAddThreads>, p, p.deal.left() * kAddBlocks<Tile, kAddThreads>, kAddThreads, 0, 1,
-               launch);
+  return start(kernels.add, p, p.deal.left() * kernels.add_blocks, kAddThreads, 0, 1, launch);
 }
 
 // args: checked by the caller; x rows 16-byte aligned, codes in layout nvidia, 16-bit scales. Returns a cudaError_t:
@@ -164,12 +180,10 @@ inline int launch_kernels(const MatmulArgs& args, Launch launch, Affine affine) 
 template <class Weight, class Act, class Tile>
 inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   if (launch.capability < 80 || args.x.m < 1 || args.w.scale_type == ScaleType::kFloat32) return cudaErrorInvalidValue;
-  const bool fine = args.w.group_size > 0 && args.w.group_size < kStepK;
-  if (args.w.zero_kind == ZeroKind::kNone)
-    return fine ? launch_kernels<Weight, Act, Tile, true, false>(args, launch, affine)
-                : launch_kernels<Weight, Act, Tile, false, false>(args, launch, affine);
-  return fine ? launch_kernels<Weight, Act, Tile, true, true>(args, launch, affine)
-              : launch_kernels<Weight, Act, Tile, false, true>(args, launch, affine);
+  return with_form<Weight::kFloat>(args.w, [&](auto form) {
+    static Prepared prepared;
+    return launch_kernels(kKernels<Weight, Act, Tile, decltype(form)>, args, launch, affine, prepared);
+  });
 }
 
 }  // namespace lowbit::gemm_sm80

@@ -20,6 +20,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include "form.cuh"
 #include "gemm_sm90/helpers.cuh"
 #include "gemm_sm90/large.cuh"
 #include "gemm_sm90/maps.cuh"
@@ -100,32 +101,52 @@ __global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_co
   }
 }
 
-template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-inline int launch_kernels(const MatmulArgs& args, const Launch& launch, Affine affine) {
-  using Worker = WorkerOf<Weight, Act, Tile, Fine, Zeros>;
-  static Prepared prepared;
-  void (*function)(Problem);
-  int threads = 32 * (Tile::kWarps + 4);
+// The kernels of a product, and what the host has to know of them.
+struct Kernels {
+  void (*multiply)(Problem);
+  void (*add)(Problem);
+  int threads, add_threads, add_blocks;  // add_blocks: of a task
+  int part_bytes;
+  float factor[2];  // of finished sums, by row half, but for the step between codes where scaled_later
+  bool scaled_later;
+};
+
+template <class Weight, class Act, class Tile, class Form>
+inline Kernels kernels() {
+  using Worker = WorkerOf<Weight, Act, Tile, Form::kFine, Form::kZeros>;
+  constexpr int kAdds = Bounds<Tile>::kAddThreads;
+  Kernels found{nullptr,
+                add_parts<Act, Tile, kAdds>,
+                Tile::kLarge ? kLargeThreads : 32 * (Tile::kWarps + 4),
+                kAdds,
+                kAddBlocks<Tile, kAdds>,
+                kPart<Tile> * 4,
+                {Worker::unit(0), Worker::unit(1)},
+                !Tile::kWgmma};
   if constexpr (Tile::kLarge) {
-    function = multiply_large<Weight, Act, Tile, Fine, Zeros>, threads = kLargeThreads;
+    found.multiply = multiply_large<Weight, Act, Tile, Form::kFine, Form::kZeros>;
   } else {
-    function = multiply<Weight, Act, Tile, Fine, Zeros>;
+    found.multiply = multiply<Weight, Act, Tile, Form::kFine, Form::kZeros>;
   }
+  return found;
+}
+
+inline int launch_kernels(const Kernels& kernels, const Traits& traits, const MatmulArgs& args, const Launch& launch,
+                          Affine affine, Prepared& prepared) {
   Problem p{};
-  if (!pose<Weight, Tile, Fine, Zeros>(args, launch, affine, p)) return cudaErrorInvalidValue;
-  for (int h = 0; h < 2; ++h) p.factor[h] = Worker::unit(h) * (Tile::kWgmma ? 1.0f : p.step);
-  if (const cudaError_t error = prepare(reinterpret_cast<const void*>(function), kSharedAlone, launch.device, prepared))
-    return error;
+  if (!pose(traits, args, launch, affine, p)) return cudaErrorInvalidValue;
+  for (int h = 0; h < 2; ++h) p.factor[h] = kernels.factor[h] * (kernels.scaled_later ? p.step : 1.0f);
+  const auto* function = reinterpret_cast<const void*>(kernels.multiply);
+  if (const cudaError_t error = prepare(function, kSharedAlone, launch.device, prepared)) return error;
   const bool in_parts = p.deal.in_parts();
   if (in_parts)
-    p.parts = static_cast<float*>(launch.scratch(launch.owner, int64_t{p.deal.sharers} * 2 * kPart<Tile> * 4));
+    p.parts = static_cast<float*>(launch.scratch(launch.owner, int64_t{p.deal.sharers} * 2 * kernels.part_bytes));
+  const int blocks = p.deal.workers * traits.cluster;
   if (const cudaError_t error =
-          start(function, p, p.deal.workers * Tile::kCluster, threads, kSharedAlone, Tile::kCluster, launch))
+          start(kernels.multiply, p, blocks, kernels.threads, kSharedAlone, traits.cluster, launch))
     return error;
   if (!in_parts) return cudaSuccess;
-  constexpr int kAdds = Bounds<Tile>::kAddThreads;
-  const int adds = p.deal.left() * kAddBlocks<Tile, kAdds>;
-  return start(add_parts<Act, Tile, kAdds>, p, adds, kAdds, 0, 1, launch);
+  return start(kernels.add, p, p.deal.left() * kernels.add_blocks, kernels.add_threads, 0, 1, launch);
 }
 
 // args: checked by the caller; x rows 16-byte aligned, codes in layout nvidia, 16-bit scales; m <= Tile::kTokens where
@@ -135,12 +156,15 @@ inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   const bool fits = Tile::kWgmma ? launch.capability == 90 : launch.capability >= 90 && launch.capability < 120;
   if (!fits || args.x.m < 1 || args.w.scale_type == ScaleType::kFloat32) return cudaErrorInvalidValue;
   if (!Tile::kWgmma && args.x.m > Tile::kTokens) return cudaErrorInvalidValue;
-  const bool fine = args.w.group_size > 0 && args.w.group_size < kStepK;
-  if (args.w.zero_kind == ZeroKind::kNone)
-    return fine ? launch_kernels<Weight, Act, Tile, true, false>(args, launch, affine)
-                : launch_kernels<Weight, Act, Tile, false, false>(args, launch, affine);
-  return fine ? launch_kernels<Weight, Act, Tile, true, true>(args, launch, affine)
-              : launch_kernels<Weight, Act, Tile, false, true>(args, launch, affine);
+  return with_form<Weight::kFloat>(args.w, [&](auto form) -> int {
+    using Form = decltype(form);
+    if constexpr (!Form::kFine || Tile::kFine) {
+      static Prepared prepared;
+      return launch_kernels(kernels<Weight, Act, Tile, Form>(), kTraits<Weight, Tile, Form>, args, launch, affine,
+                            prepared);
+    }
+    return cudaErrorInvalidValue;
+  });
 }
 
 }  // namespace lowbit::gemm_sm90

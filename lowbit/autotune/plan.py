@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .. import extension
 from ..dtypes import act_id, act_type, weight_id
 from ..errors import ExtensionError, ShapeError
-from ..scheme import Scheme
+from ..scheme import ZERO_KINDS, Scheme
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ def candidates(scheme: Scheme, act: str, m: int, n: int, k: int, device: Device)
     library = _library()
     if scheme.scale_type == "float32":
         return []
-    fine = 0 < scheme.group_size < 128 or scheme.zero_kind == "min"
     numbers = (
         weight_id(scheme.weight),
         act_id(act_type(act)),
         m,
         n,
         k,
-        fine,
+        scheme.group_size,
+        ZERO_KINDS.index(scheme.zero_kind),
         device.capability,
         device.blocks,
         device.pairs,
@@ -74,7 +74,7 @@ def _library() -> ctypes.CDLL:
     if isinstance(library, str):
         raise ExtensionError(library)
     # Why here: sizes have 64 bits.
-    library.lowbit_cuda_plan.argtypes = [ctypes.c_int] * 2 + [ctypes.c_int64] * 3 + [ctypes.c_int] * 4
+    library.lowbit_cuda_plan.argtypes = [ctypes.c_int] * 2 + [ctypes.c_int64] * 4 + [ctypes.c_int] * 4
     library.lowbit_cuda_plan.restype = ctypes.c_char_p
     library.lowbit_cuda_device.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_int)]
     library.lowbit_cuda_device.restype = None

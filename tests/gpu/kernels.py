@@ -53,6 +53,15 @@ def forced(name: str | None) -> contextlib.AbstractContextManager:
     return contextlib.nullcontext() if name is None else extension.force_cuda_kernel(name)
 
 
+def serves(name: str, pw: lowbit.PackedWeight) -> bool:
+    """Whether a tile has a kernel for a weight: decode none for floats with zeros, tiles of gemm_sm90 of 48 and 96
+    tokens none for groups of less than 128.
+    """
+    if family(name) == "decode":
+        return pw.dtype.kind != "float" or pw.zero_kind == "none"
+    return family(name) != "gemm_sm90" or tokens(name) not in (48, 96) or not 0 < pw.group_size < 128
+
+
 def may_refuse(name: str, m: int, k: int) -> bool:
     """Whether a kernel may refuse x [m, k]: one of decode when x is so long that blocks that share it hold more than
     ROOM_FOR_X each, one of gemm_sm90 on devices that it is not for, one of gemm_sm80 where shared memory is small.
@@ -67,12 +76,12 @@ def may_refuse(name: str, m: int, k: int) -> bool:
 
 
 def product_by(name: str, x: torch.Tensor, pw, bias=None, **options) -> torch.Tensor | None:
-    """The product by one kernel; None where it refuses an x that it may refuse. Any other refusal raises."""
+    """The product by one kernel; None where it refuses what it may refuse. Any other refusal raises."""
     try:
         with forced(name):
             return lowbit.matmul(x, pw, bias, **options)
     except RuntimeError as error:
-        if f"{name} was forced and can't hold" in str(error) and may_refuse(name, *x.shape):
+        if f"{name} was forced and can't hold" in str(error) and (may_refuse(name, *x.shape) or not serves(name, pw)):
             return None
         raise
 

@@ -45,7 +45,8 @@ std::vector<std::vector<uint8_t>> scratches;
 
 void* scratch(void*, int64_t bytes) { return scratches.emplace_back(bytes, 0xFF).data(); }
 
-template <int Bits, class Act, int Tokens>
+// Form: which kernel; void: the one that serves the weight.
+template <int Bits, class Act, int Tokens, class Form = void>
 void run(const Case& c) {
   constexpr int kOffset = 1 << (Bits - 1);
   constexpr uint16_t kUntouched = 0x1234, kNan = 0x7FFF;
@@ -100,7 +101,16 @@ void run(const Case& c) {
     emulated::late = late;
     std::fill(y.begin(), y.end(), kUntouched);
     scratches.clear();
-    const int error = gemm_sm80::launch<Int<Bits>, Act, gemm_sm80::Tile<Tokens>>(args, launch, {1.0f, kOffset});
+    using Tile = gemm_sm80::Tile<Tokens>;
+    const Affine affine{1.0f, kOffset};
+    int error = 0;
+    if constexpr (std::is_void<Form>::value) {
+      error = gemm_sm80::launch<Int<Bits>, Act, Tile>(args, launch, affine);
+    } else {
+      Prepared prepared;
+      error =
+          gemm_sm80::launch_kernels(gemm_sm80::kKernels<Int<Bits>, Act, Tile, Form>, args, launch, affine, prepared);
+    }
     double worst = error ? 1e30 : 0;
     for (int token = 0; token < c.m; ++token)
       for (int row = 0; row < y_stride; ++row) {
@@ -134,4 +144,8 @@ int main() {
   run<3, __nv_bfloat16, 128>({30, 520, 140, -1, kZero, true, 3, 90});  // whole rows
   run<6, __half, 64>({17, 16, 65, 32, kZero, false, 5, 90});           // less than a stage, blocks without work
   run<2, __half, 128>({33, 203, 130, 64, kMin, true, 2, 90});
+  // What floats with zeros take: kernels for fine groups with coarse ones.
+  run<6, __half, 16, Form<true, true>>({40, 1300, 13, 128, kZero, false, 3, 80});
+  run<3, __half, 64, Form<true, true>>({40, 1300, 30, 256, kMin, false, 2, 90});
+  run<4, __nv_bfloat16, 32, Form<true, true>>({20, 515, 20, -1, kZero, true, 3, 80});
 }

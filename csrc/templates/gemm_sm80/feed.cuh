@@ -41,7 +41,7 @@ struct Feed {
 
   // Scales and zeros: a row tile's groups of a stage lie one after the other. Those beyond the last become 0.
   __device__ __forceinline__ void ask_for_groups(const Cursor& at, uint32_t to, int thread) const {
-    const int pieces = Fine ? 2 * p.stage_groups : 2, shift = Fine ? 4 - p.group_fragments : 1;
+    const int pieces = Fine ? 2 * p.stage_groups : 2, shift = Fine ? 4 - min(p.group_fragments, 3) : 1;
     const int tile = at.row_block * Tile::kRowTiles + (thread >> shift), piece = thread & (pieces - 1);
     if (thread >= Tile::kRowTiles * pieces || tile >= p.tiles) return;
     const int group = (Fine ? at.stage * 8 >> p.group_fragments : at.stage >> p.group_steps) + piece / 2;

@@ -19,16 +19,19 @@ constexpr bool is_large(int capability) {
   return capability == 80 || capability == 87 || (capability >= 90 && capability < 120);
 }
 
+// Of a block: row tiles of 16 rows, and pairs of them.
+constexpr int kPairs = 8, kRowTiles = 2 * kPairs;
+
 // Tokens: columns of a tile. A warp multiplies two row tiles by all of them, so that one load of x from shared memory
 // serves both. Up to 64 tokens two warps share a pair of row tiles, each has 64 k of a stage: 16 warps of 128
 // registers. With 128 tokens there are 8 warps of 255 registers, for sums alone 128.
 template <int Tokens>
 struct Tile {
   static constexpr int kTokens = Tokens, kColumns = Tokens / 8;
-  static constexpr int kPairs = 8, kWarpTiles = 2;  // pairs of row tiles
+  static constexpr int kPairs = gemm_sm80::kPairs, kWarpTiles = 2;
   static constexpr int kWarpsOfK = Tokens <= 32 ? 2 : 1;
   static constexpr int kWarps = kPairs * kWarpsOfK, kThreads = 32 * kWarps;
-  static constexpr int kRowTiles = kPairs * kWarpTiles, kRows = 16 * kRowTiles;
+  static constexpr int kRowTiles = gemm_sm80::kRowTiles;
   static constexpr int kCluster = 1;  // blocks of a task
   // Sums leave no registers for what could be kept from stage to stage.
   static constexpr bool kTight = Tokens >= 64;
@@ -71,8 +74,8 @@ struct Problem {
   int tile_tokens;      // of each, a multiple of 8
   Deal deal;            // of tasks to workers, blocks; stages: of all of K
   bool large;           // which ring
-  int group_steps;      // of groups of at least 128: stage >> group_steps is one; 30: one group
-  int group_fragments;  // of finer ones: fragment >> group_fragments is one
+  int group_steps;      // stage >> group_steps is a group, of at least 128
+  int group_fragments;  // fragment >> group_fragments is a group
   int stage_groups;     // groups in a stage, a power of two
   float* parts;         // sums of parts of tasks: [worker][first, last][row tile][column][lane][4]
   void* y;

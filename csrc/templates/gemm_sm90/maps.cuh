@@ -6,6 +6,7 @@
 
 #include "../../args.h"
 #include "../dequant/planes.cuh"
+#include "../form.cuh"
 #include "../layout.cuh"
 #include "shape.cuh"
 
@@ -31,61 +32,70 @@ inline bool describe(const Launch& launch, CUtensorMap& map, CUtensorMapDataType
                 swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+// What of a kernel its problem depends on. Why not types: this is then compiled once, not for every kernel.
+struct Traits {
+  int bits;
+  bool is_float, fine, zeros;
+  int tokens, row_tiles, cluster;  // of its tile
+  bool wgmma;
+  int steps;  // of 128 k, in a stage
+};
+
+template <class Weight, class Tile, class Form>
+constexpr Traits kTraits = {Weight::kBits,  Weight::kFloat, Form::kFine,
+                            Form::kZeros,   Tile::kTokens,  Tile::kRowTiles,
+                            Tile::kCluster, Tile::kWgmma,   Stage<Weight, Tile, Form::kFine, Form::kZeros>::kSteps};
+
 // Fills in the problem; false when a tensor is none that the copy engine can read.
-template <class Weight, class Tile, bool Fine, bool Zeros>
-inline bool pose(const MatmulArgs& args, const Launch& launch, Affine affine, Problem& p) {
-  using Stage = gemm_sm90::Stage<Weight, Tile, Fine, Zeros>;
-  constexpr int kBits = Weight::kBits, kSteps = Stage::kSteps;
-  const layout::Packed packed(Layout::kNvidia, args.w.n, args.w.k, kBits);
-  const int64_t steps = (args.w.k + kStepK - 1) / kStepK, group = args.w.group_size;
-  const uint64_t groups = group < 0 ? 1 : (args.w.k + group - 1) / group, tiles = (args.w.n + 15) / 16;
-  if (!Fine)
-    for (p.group_steps = group < 0 ? 30 : 0; group > 0 && kStepK << p.group_steps < group;) ++p.group_steps;
-  if (Fine)
-    while (16 << p.group_fragments < group) ++p.group_fragments;
-  p.stage_groups = Fine ? kSteps * 8 >> p.group_fragments : std::max(kSteps >> p.group_steps, 1);
+inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& launch, Affine affine, Problem& p) {
+  const layout::Packed packed(Layout::kNvidia, args.w.n, args.w.k, traits.bits);
+  const uint64_t groups = groups_of(args.w), tiles = (args.w.n + 15) / 16;
+  const auto box_tiles = static_cast<uint32_t>(traits.row_tiles);
+  const GroupLength group = group_length(args.w);
+  p.group_steps = group.steps, p.group_fragments = group.fragments;
+  p.stage_groups = std::max(traits.fine ? traits.steps * 8 >> group.fragments : traits.steps >> group.steps, 1);
 
   constexpr auto kWords = CU_TENSOR_MAP_DATA_TYPE_UINT64;  // of 8 bytes: a box may have 256 of them
   bool good = true;
   for (int width = 8; width >= 1; width /= 2) {
-    if (!(kBits & width)) continue;
+    if (!(traits.bits & width)) continue;
     const uint64_t row = packed.cols * 2 * width;
-    const Plane plane{args.w.codes + packed.rows / 8 * packed.cols * layout::plane_low(kBits, width),
+    const Plane plane{args.w.codes + packed.rows / 8 * packed.cols * layout::plane_low(traits.bits, width),
                       row / 8,
                       static_cast<uint64_t>(packed.rows / 16),
                       row,
-                      static_cast<uint32_t>(kSteps * 32 * width),
-                      Tile::kRowTiles};
-    good &= describe(launch, p.codes[planes::plane_index(kBits, width)], kWords, CU_TENSOR_MAP_SWIZZLE_NONE, plane);
+                      static_cast<uint32_t>(traits.steps * 32 * width),
+                      box_tiles};
+    good &=
+        describe(launch, p.codes[planes::plane_index(traits.bits, width)], kWords, CU_TENSOR_MAP_SWIZZLE_NONE, plane);
   }
-  Plane scales{args.w.scales,  groups * 4, tiles, groups * 32, static_cast<uint32_t>(p.stage_groups * 4),
-               Tile::kRowTiles};
+  Plane scales{args.w.scales, groups * 4, tiles, groups * 32, static_cast<uint32_t>(p.stage_groups * 4), box_tiles};
   good &= describe(launch, p.scales, kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
   scales.data = args.w.zeros;
-  if (Zeros) good &= describe(launch, p.zeros, kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
+  if (traits.zeros) good &= describe(launch, p.zeros, kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
   p.n = static_cast<int>(args.w.n), p.m = static_cast<int>(args.x.m);
-  p.token_tiles = (p.m + Tile::kTokens - 1) / Tile::kTokens;
+  p.token_tiles = (p.m + traits.tokens - 1) / traits.tokens;
   // Why: what lies beyond the last token comes slowly, although it is never read (docs/notes/gemm-sm90.md).
-  p.tile_tokens = static_cast<int>(layout::round_up((p.m + p.token_tiles - 1) / p.token_tiles, 8 * Tile::kCluster));
+  p.tile_tokens = static_cast<int>(layout::round_up((p.m + p.token_tiles - 1) / p.token_tiles, 8 * traits.cluster));
   const int64_t row_stride = args.x.m > 1 ? args.x.row_stride : layout::round_up(args.w.k, 8);
   const Plane x{args.x.data,
                 static_cast<uint64_t>(args.w.k),
                 static_cast<uint64_t>(args.x.m),
                 static_cast<uint64_t>(row_stride * 2),
                 64,
-                static_cast<uint32_t>(p.tile_tokens / Tile::kCluster)};
+                static_cast<uint32_t>(p.tile_tokens / traits.cluster)};
   good &= describe(launch, p.x, CU_TENSOR_MAP_DATA_TYPE_UINT16, CU_TENSOR_MAP_SWIZZLE_128B, x);
 
-  constexpr int kRows = Tile::kRows * Tile::kCluster;
-  p.row_blocks = (p.n + kRows - 1) / kRows;
-  const int64_t tasks = int64_t{p.row_blocks} * p.token_tiles, stages = (steps + kSteps - 1) / kSteps;
-  const int most = launch.clusters[Tile::kCluster / 2];
+  const int rows = 16 * traits.row_tiles * traits.cluster, most = launch.clusters[traits.cluster / 2];
+  p.row_blocks = (p.n + rows - 1) / rows;
+  const int64_t tasks = int64_t{p.row_blocks} * p.token_tiles;
+  const int64_t stages = (packed.cols / kStepK + traits.steps - 1) / traits.steps;
   if (std::max(tasks, stages * most) > INT32_MAX) return false;
-  p.deal = deal(static_cast<int>(tasks), static_cast<int>(stages), most, Tile::kWgmma);
+  p.deal = deal(static_cast<int>(tasks), static_cast<int>(stages), most, traits.wgmma);
   p.y = args.y.data, p.y_stride = args.y.row_stride;
   p.bias = args.y.bias, p.bias_type = args.y.bias_type;
-  p.step = Weight::kFloat ? 1.0f : affine.step;
-  p.zero_base = Weight::kFloat ? 0.0f : affine.offset / affine.step;
+  p.step = traits.is_float ? 1.0f : affine.step;
+  p.zero_base = traits.is_float ? 0.0f : affine.offset / affine.step;
   p.zero_factor = 1.0f / p.step;
   p.bf16_scales = args.w.scale_type == ScaleType::kBFloat16;
   p.zero_kind = args.w.zero_kind;

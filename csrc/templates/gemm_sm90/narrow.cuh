@@ -126,12 +126,12 @@ struct Narrow {
     apply(sum, x_sum, group, total);
   }
 
-  // The same with groups of 16, 32 or 64 k: scales follow every fragment, which may share them with the next.
+  // The same with any groups: scales follow every fragment, which may share them with the next ones of the step.
   __device__ __forceinline__ void run_step_fine(uint32_t stage, int step, Sum& total) const {
     const uint32_t codes = stage + Stage::kX, x_at = stage + step * 2 * Stage::kXBox;
     constexpr uint32_t kOne = Decoder::kOne;
     const uint32_t one[4] = {kOne, kOne, kOne, kOne};
-    const int mask = (1 << p.group_fragments) - 1;
+    const int mask = min(1 << p.group_fragments, 8) - 1;
     Words words;
     load_words<Stage, Tile>(codes, warp, step, lane, words);
     Sum sum = {}, ones = {};

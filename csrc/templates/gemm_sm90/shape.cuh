@@ -27,6 +27,9 @@ struct Tile {
   static constexpr int kRowTiles = kWarps, kRows = 16 * kRowTiles;
   static constexpr bool kLarge = Tokens == 256;    // a kernel of its own, large.cuh
   static constexpr int kCluster = kLarge ? 2 : 1;  // blocks of a task, each with rows of its own
+  // Whether there is one for scales finer than 128 k. Why not: those of 64 and 128 tokens are hardly slower, and all of
+  // a build is to take ten minutes.
+  static constexpr bool kFine = kTokens != 48 && kTokens != 96;
 };
 
 // What a block holds of W and x at once: a stage of some steps of 128 k, as the copy engine writes it.
@@ -76,8 +79,8 @@ struct Problem {
   int token_tiles;      // tiles of tokens; a row block and a tile of tokens make a task
   int tile_tokens;      // of each, a multiple of 8 for each block: what is less than a whole tile is not even asked for
   Deal deal;            // of tasks to workers: blocks, or clusters of them; stages: of all of K
-  int group_steps;      // of groups of at least 128: step >> group_steps is one; 30: one group
-  int group_fragments;  // of finer ones: fragment >> group_fragments is one
+  int group_steps;      // step >> group_steps is a group, of at least 128
+  int group_fragments;  // fragment >> group_fragments is a group
   int stage_groups;     // groups in a stage
   float* parts;  // sums of parts of tasks: [worker][first, last][block of the cluster][row tile][column][lane][4]
   void* y;

@@ -1,0 +1,45 @@
+// Which of a tile's kernels serves a weight: those for scales that change within 128 k are others than those for scales
+// that don't, and zeros that are there cost.
+#pragma once
+#include <type_traits>
+
+#include "../args.h"
+#include "layout.cuh"
+
+namespace lowbit {
+
+// What a kernel is built for. Fine: groups of less than 128 k, or any; Zeros: there are zeros.
+template <bool Fine, bool Zeros>
+struct Form {
+  static constexpr bool kFine = Fine, kZeros = Zeros;
+};
+
+// Calls run(Form) for the one that serves `w`. Why floats with zeros have one form for all groups: hardly anyone has
+// such weights, and a form is a quarter of the time that a unit takes to compile.
+template <bool Float, class Run>
+inline int with_form(const Weight& w, const Run& run) {
+  const bool fine = w.group_size > 0 && w.group_size < layout::kStepK;
+  if (w.zero_kind == ZeroKind::kNone) return fine ? run(Form<true, false>{}) : run(Form<false, false>{});
+  if constexpr (Float) {
+    return run(Form<true, true>{});
+  } else {
+    return fine ? run(Form<true, true>{}) : run(Form<false, true>{});
+  }
+}
+
+// How long groups are, in the two units that kernels count in.
+struct GroupLength {
+  int steps;      // log2 of a group in steps of 128 k, 0 for shorter ones; 26 where a row has one group
+  int fragments;  // log2 of a group in fragments of 16 k
+};
+
+inline GroupLength group_length(const Weight& w) {
+  if (w.group_size < 0) return {26, 29};
+  int fragments = 0;
+  while (16 << fragments < w.group_size) ++fragments;
+  return {fragments > 3 ? fragments - 3 : 0, fragments};
+}
+
+inline int64_t groups_of(const Weight& w) { return w.group_size < 0 ? 1 : (w.k + w.group_size - 1) / w.group_size; }
+
+}  // namespace lowbit
