@@ -57,6 +57,8 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--peers", type=names, default=[], help=f"{', '.join(peers_gpu.PEERS)}, or all (none)")
     add("--deadline", type=float, default=math.inf, help="seconds after which nothing new is begun")
     add("--least-ms", type=float, default=15, help="ms of replays in each of 7 trials (15)")
+    # Why: power limits large products, and how long the device had to cool down would decide who is faster.
+    add("--heat-ms", type=float, default=100, help="ms of replays before those of products of 100 rows and more (100)")
     add("--device", help="folder under benchmarks/results (from the device's name)")
     add("--out", help="result file (benchmarks/results/<device>/matmul_<date>.json); '-' for none")
     add("--dry", action="store_true", help="on the CPU, where the times say nothing: to try the options")
@@ -120,8 +122,11 @@ class Run:
             timing = None
             if not wrong:
                 calls = [lambda call=call, x=x: call(x) for call in ready.calls]
-                measure = gpu_timing.host_us if self.args.dry else gpu_timing.graph_us
-                timing = measure(calls, self.args.least_ms)
+                heat = self.args.heat_ms if m >= 100 else 0
+                if self.args.dry:
+                    timing = gpu_timing.host_us(calls, self.args.least_ms)
+                else:
+                    timing = gpu_timing.graph_us(calls, self.args.least_ms, heat_ms=heat)
             moved = ready.nbytes + m * (problem.n + problem.k) * x.element_size()
             self.rows.append({
                 "side": side.name, "family": side.family, "weight": side.dtype, "bits": side.bits, "act": side.act,
@@ -159,7 +164,7 @@ def main(argv: list[str]) -> int:
     if args.out != "-":
         name = f"matmul_{date:%Y%m%d_%H%M}.json"
         path = args.out or os.path.join(HERE, "results", args.device or report.slug(device["name"]), name)
-        method = {name: getattr(args, name) for name in ("group", "zeros", "least_ms")}
+        method = {name: getattr(args, name) for name in ("group", "zeros", "least_ms", "heat_ms")}
         report.write(path, {
             "format": 1, "command": report.command(argv), "date": date.isoformat(timespec="seconds"),
             "seconds": seconds, "versions": report.versions(), "device": device, "method": method,

@@ -38,9 +38,11 @@ def copies_for(weight_bytes: int, cache: int) -> int:
     return max(2, math.ceil(max(ROTATE_BYTES, 3 * cache) / max(weight_bytes, 1)))
 
 
-def graph_us(calls: Sequence[Callable[[], object]], least_ms: float = 15, trials: int = 7) -> Timing:
-    """Time calls that launch on the current stream. Where a graph can't be made of them (``how`` says why), a plain
-    loop is timed, with the gaps between its launches."""
+def graph_us(
+    calls: Sequence[Callable[[], object]], least_ms: float = 15, trials: int = 7, heat_ms: float = 0
+) -> Timing:
+    """Time calls that launch on the current stream, after ``heat_ms`` of them. Where a graph can't be made of them
+    (``how`` says why), a plain loop is timed, with the gaps between its launches."""
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -63,7 +65,7 @@ def graph_us(calls: Sequence[Callable[[], object]], least_ms: float = 15, trials
                     call()
         else:
             how, once = "graph", graph.replay
-        return _summary(_replays(once, least_ms, trials), len(calls), how)
+        return _summary(_replays(once, least_ms, trials, heat_ms), len(calls), how)
 
 
 def host_us(calls: Sequence[Callable[[], object]], least_ms: float = 2, trials: int = 3) -> Timing:
@@ -86,7 +88,7 @@ def host_us(calls: Sequence[Callable[[], object]], least_ms: float = 2, trials: 
     return _summary(found, len(calls), "host")
 
 
-def _replays(once: Callable[[], object], least_ms: float, trials: int) -> list[float]:
+def _replays(once: Callable[[], object], least_ms: float, trials: int, heat_ms: float) -> list[float]:
     """Microseconds that ``once`` takes on the current stream, for each trial of at least ``least_ms``."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
@@ -99,7 +101,10 @@ def _replays(once: Callable[[], object], least_ms: float, trials: int) -> list[f
         return begin.elapsed_time(end) / turns
 
     timed(2)  # the first replay uploads the graph
-    turns = max(1, int(least_ms / max(timed(2), 1e-3)))
+    each = max(timed(2), 1e-3)
+    if heat_ms:
+        timed(max(1, int(heat_ms / each)))
+    turns = max(1, int(least_ms / each))
     return [timed(turns) * 1e3 for _ in range(trials)]
 
 

@@ -24,15 +24,14 @@ import peers_gpu  # noqa: E402
 import torch  # noqa: E402
 from peers_gpu.lowbit_side import LowbitSide  # noqa: E402
 
-TILES = (8, 16, 32, 48, 64, 96, 128, 256)
+TILES = (8, 16, 32, 48, 64, 96, 128, 192, 256)
 ROWS = (1, 2, 4, 5, 8, 9, 13, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 200, 256, 384, 512, 1000, 2048, 8192)
 
 
 def worth_timing(tile: int, m: int) -> bool:
     """Whether a tile is near the fastest one for m rows of x."""
-    least, most = {8: (1, 8), 16: (5, 16), 32: (1, 64), 48: (25, 96), 64: (9, 256), 96: (41, 384), 128: (48, 512)}.get(
-        tile, (129, 1 << 30)
-    )
+    ranges = {8: (1, 8), 16: (5, 16), 32: (1, 64), 48: (25, 96), 64: (9, 256), 96: (41, 384), 128: (48, 512)}
+    least, most = (ranges | {192: (129, 1000)}).get(tile, (129, 1 << 30))
     return least <= m <= most
 
 
@@ -41,6 +40,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--types", default="int4", help="weight types (int4)")
     parser.add_argument("--shapes", help="N x K, comma-separated (the shapes of layers, and of the targets)")
     parser.add_argument("--rows", help="rows of x, comma-separated")
+    parser.add_argument("--tiles", help="tokens of tiles, comma-separated (all)")
     parser.add_argument("--least-ms", type=float, default=3, help="ms of replays in each of 5 trials (3)")
     parser.add_argument("--deadline", type=float, default=600, help="seconds after which nothing new is begun")
     parser.add_argument("--out", required=True, help="result file")
@@ -49,13 +49,14 @@ def main(argv: list[str]) -> int:
     if args.shapes:
         shapes = [tuple(map(int, shape.split("x"))) for shape in args.shapes.split(",")]
     ms = tuple(map(int, args.rows.split(","))) if args.rows else ROWS
+    tiles = tuple(map(int, args.tiles.split(","))) if args.tiles else TILES
     rows, begin, cache = [], time.monotonic(), gpu_timing.cache_bytes()
     with torch.inference_mode():
         for n, k in shapes:
             problem = peers_gpu.Problem.make(n, k, "cuda", lambda nbytes: gpu_timing.copies_for(nbytes, cache))
             tokens = torch.randn(max(ms), k, device="cuda").half()
             for dtype in args.types.split(","):
-                for tile in TILES:
+                for tile in tiles:
                     if time.monotonic() - begin > args.deadline:
                         continue
                     calls = LowbitSide(dtype, "float16", 128, tile=f"n{tile}").open(problem).calls

@@ -23,6 +23,7 @@ class Variant:
     sizes: tuple[tuple[str, int], ...] = ()  # numbers that the choice of a kernel needs, by name
     archs: str = r".*"  # on CUDA, what it is worth compiling for: a pattern of names such as 80 and 90a
     weights: str = r".*"  # the weight types that it is worth compiling for: a pattern of their names
+    fine: bool = True  # on CUDA, whether it takes groups of less than 128
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ def cpu_variants(path: Path = ROOT / "csrc/cpu_isa.inc") -> tuple[Variant, ...]:
     return tuple(Variant(name, target) for name, target in _ISA_ROW.findall(path.read_text()))
 
 
-def token_tiles(*sizes: int, **worth: str) -> tuple[Variant, ...]:
-    """Tiles of a family for CUDA, by the most tokens (rows of x) of each; ``worth``: patterns of Variant."""
+def token_tiles(*sizes: int, **worth: str | bool) -> tuple[Variant, ...]:
+    """Tiles of a family for CUDA, by the most tokens (rows of x) of each; ``worth``: more of Variant."""
     return tuple(Variant(f"n{tokens}", f"Tile<{tokens}>", (("tokens", tokens),), **worth) for tokens in sizes)
 
 
@@ -79,8 +80,8 @@ def families() -> tuple[Family, ...]:
             # The copy engine is there from 9.0 to 11.x, wgmma in 90a alone.
             variants=token_tiles(8, 16, archs=r"(9|10|11)\d[af]?")
             + token_tiles(32, 64, 128, 256, archs="90a")
-            # Why not for floats: all of a build takes ten minutes without them, and these gain a tenth.
-            + token_tiles(48, 96, archs="90a", weights=r"u?int\d"),
+            # Why not for all: they gain a tenth, and all of a build is to take less than ten minutes.
+            + token_tiles(48, 96, 192, archs="90a", weights=r"u?int\d", fine=False),
             args="MatmulArgs",
             template=("templates/gemm_sm90.cuh",),
             unit_per_type=True,

@@ -15,7 +15,8 @@ FORMAT = 1
 
 def record(row: Row, cuda_archs: Sequence[str] | None = None) -> dict:
     """One row of the manifest. On the CPU ``isa`` is the variant and ``byte_form`` [shift, offset] or null; on CUDA
-    ``archs`` are those that the kernel is compiled for, and the sizes of the variant follow.
+    ``archs`` are those that the kernel is compiled for, ``fine`` is there and false where it takes no groups of less
+    than 128, and the sizes of the variant follow.
     """
     fields = {
         "name": row.name,
@@ -33,6 +34,8 @@ def record(row: Row, cuda_archs: Sequence[str] | None = None) -> dict:
         fields["byte_form"] = row.weight.byte_form
     elif cuda_archs is not None:
         fields["archs"] = row.compiled_for(cuda_archs)
+    if not row.variant.fine:
+        fields["fine"] = False
     return fields | dict(row.variant.sizes)
 
 

@@ -21,11 +21,13 @@ def native():
 NONE, ZERO, MIN = range(3)  # kinds of zeros
 
 
-def chosen(native, m, n, k, bits=4, is_float=False, group_size=128, kind=NONE, capability=90, clusters=H200):
+def chosen(
+    native, m, n, k, bits=4, is_float=False, bf16=False, group_size=128, kind=NONE, capability=90, clusters=H200
+):
     """(family, tokens) of the tile that is tried first."""
 
     def us(tile):
-        return native.tile_us(*tile, [m, n, k], bits, is_float, group_size, kind, capability, clusters)
+        return native.tile_us(*tile, [m, n, k], bits, is_float, bf16, group_size, kind, capability, clusters)
 
     found = min((tile for tile in TILES if native.is_for(*tile, capability)), key=us)
     assert us(found) < native.kNever
@@ -72,6 +74,7 @@ def test_up_to_16_rows_no_weight_is_rounded(native):
     for m in (5, 8, 9, 16):
         assert chosen(native, m, 4096, 4096, group_size=64)[1] <= 16
         assert chosen(native, m, 4096, 4096, kind=MIN)[1] <= 16
+        assert chosen(native, m, 4096, 4096, kind=ZERO, bf16=True)[1] <= 16
         assert chosen(native, m, 4096, 4096)[1] == chosen(native, m, 4096, 4096, group_size=-1, kind=ZERO)[1] == 32
 
 
@@ -79,15 +82,18 @@ def test_a_tile_without_a_kernel_for_the_weight_is_not_tried(native):
     for m in (1, 2, 4):
         assert chosen(native, m, 8192, 8192, is_float=True)[0] == DECODE
         assert chosen(native, m, 8192, 8192, is_float=True, kind=ZERO) == (SM90, 8)
-    for m, tokens in ((48, 48), (96, 96)):
+    for m, tokens in ((48, 48), (96, 96), (192, 192)):
         assert chosen(native, m, 8192, 8192, group_size=256) == (SM90, tokens)
-        assert chosen(native, m, 8192, 8192, group_size=64)[1] in (64, 128)
+        assert chosen(native, m, 8192, 8192, group_size=64)[1] in (64, 128, 256)
 
 
 def test_every_tile_of_gemm_sm90_has_a_cost(native):
     """One that is added to the list of kernels without a cost would never be tried."""
     for tile in (tile for tile in TILES if tile[0] == SM90):
-        us = [native.tile_us(*tile, [tile[1], 8192, 8192], bits, False, 128, NONE, 90, H200) for bits in range(1, 9)]
+        us = [
+            native.tile_us(*tile, [tile[1], 8192, 8192], bits, False, False, 128, NONE, 90, H200)
+            for bits in range(1, 9)
+        ]
         assert 1 < min(us) and max(us) < 1000, tile
 
 
@@ -97,13 +103,16 @@ def test_every_tile_of_gemm_sm90_has_a_cost(native):
     k=st.integers(1, 1 << 20),
     bits=st.integers(1, 8),
     is_float=st.booleans(),
+    bf16=st.booleans(),
     group_size=st.sampled_from([16, 32, 64, 128, 256, -1]),
     kind=st.sampled_from([NONE, ZERO, MIN]),
     capability=st.sampled_from([80, 86, 89, 90, 100, 120]),
     clusters=st.tuples(st.integers(1, 200), st.integers(0, 100)),
 )
-def test_there_is_a_tile_for_every_product(native, m, n, k, bits, is_float, group_size, kind, capability, clusters):
-    family, tokens = chosen(native, m, n, k, bits, is_float, group_size, kind, capability, list(clusters))
+def test_there_is_a_tile_for_every_product(
+    native, m, n, k, bits, is_float, bf16, group_size, kind, capability, clusters
+):
+    family, tokens = chosen(native, m, n, k, bits, is_float, bf16, group_size, kind, capability, list(clusters))
     assert m <= tokens or family == SM80 or tokens > 16
     if capability != 90:
         tiles = [t for f, t in TILES if native.is_for(f, t, capability) and not (f == DECODE and is_float and kind)]
@@ -116,7 +125,7 @@ def test_there_is_a_tile_for_every_product(native, m, n, k, bits, is_float, grou
     [
         (80, []),
         (86, []),
-        (90, [8, 16, 32, 48, 64, 96, 128, 256]),
+        (90, [8, 16, 32, 48, 64, 96, 128, 192, 256]),
         (100, [8, 16]),
         (103, [8, 16]),
         (110, [8, 16]),

@@ -95,7 +95,11 @@ def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
     tiles += [("gemm_sm80", t) for t in (16, 32, 64, 128)]
     expected = {(f, w.name, a, t) for w in WEIGHT_TYPES for a in floats[1:] for f, t in tiles}
     expected |= {
-        ("gemm_sm90", w.name, a, t) for w in WEIGHT_TYPES if w.kind != "float" for a in floats[1:] for t in (48, 96)
+        ("gemm_sm90", w.name, a, t)
+        for w in WEIGHT_TYPES
+        if w.kind != "float"
+        for a in floats[1:]
+        for t in (48, 96, 192)
     }
     expected |= {("dequant", w.name, a, None) for w in WEIGHT_TYPES for a in floats}
     keys = ("family", "weight", "act", "tokens")

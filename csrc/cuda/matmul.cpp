@@ -63,16 +63,15 @@ bool is_of(const Row* row, int weight, int act) {
   return row && row->weight == weight && row->act == act;
 }
 
-Question question(const Weight& w, int weight, int64_t m, const Launch& launch) {
-  return {m,
-          w.n,
-          w.k,
-          kWeightBits[weight],
-          kWeightIsFloat[weight],
-          w.group_size,
-          w.zero_kind,
-          launch.capability,
-          launch.clusters};
+// The question that products of a weight are; w: its shape and groups.
+Question question(const Weight& w, int weight, int act, int64_t m, int capability, const int* clusters) {
+  Question q{};
+  q.m = m, q.n = w.n, q.k = w.k;
+  q.bits = kWeightBits[weight], q.is_float = kWeightIsFloat[weight];
+  q.bf16_x = act == static_cast<int>(ActType::kBFloat16);
+  q.group_size = w.group_size, q.zero_kind = w.zero_kind;
+  q.capability = capability, q.clusters = clusters;
+  return q;
 }
 
 // A kernel and the microseconds that it would take, about.
@@ -94,7 +93,7 @@ std::vector<Candidate> candidates(int weight, int act, const Question& q) {
 // not: decode keeps x in shared memory, others a few stages.
 bool run_tile(const MatmulArgs& args, int weight, int act, const Launch& launch) {
   // Why the best one first: it is the only one that is needed, but for a few products, and takes no memory.
-  const Question q = question(args.w, weight, args.x.m, launch);
+  const Question q = question(args.w, weight, act, args.x.m, launch.capability, launch.clusters);
   const ProductRow* best = nullptr;
   float least = kNever;
   for (const ProductRow* row : product_tiles(weight, act)) {
@@ -255,15 +254,9 @@ const char* lowbit_cuda_plan(int weight, int act, int64_t m, int64_t n, int64_t 
   text.clear();
   if (weight < 0 || weight >= lowbit::kWeightTypes || m < 1 || n < 1 || k < 1) return text.c_str();
   const int clusters[] = {blocks, pairs};
-  const Question q{m,
-                   n,
-                   k,
-                   lowbit::kWeightBits[weight],
-                   lowbit::kWeightIsFloat[weight],
-                   group_size,
-                   static_cast<lowbit::ZeroKind>(zero_kind),
-                   capability,
-                   clusters};
+  lowbit::Weight w{};
+  w.n = n, w.k = k, w.group_size = group_size, w.zero_kind = static_cast<lowbit::ZeroKind>(zero_kind);
+  const Question q = question(w, weight, act, m, capability, clusters);
   for (const Candidate& one : candidates(weight, act, q)) {
     const bool known = capability == 90 && one.row->family == Family::kGemmSm90 && one.us < kLast;
     text += one.row->name + (" " + std::to_string(known ? one.us : -1.0f)) + "\n";

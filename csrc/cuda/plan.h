@@ -28,6 +28,7 @@ struct Question {
   int64_t m, n, k;
   int bits;
   bool is_float;
+  bool bf16_x;
   int64_t group_size;  // -1: the whole row
   ZeroKind zero_kind;
   int capability;
@@ -36,11 +37,11 @@ struct Question {
   constexpr bool fine() const { return group_size > 0 && group_size < 128; }
 };
 
-// Whether a tile has a kernel for the weight: decode none for floats with zeros, tiles of gemm_sm90 of 48 and 96 tokens
-// none for fine groups.
+// Whether a tile has a kernel for the weight: decode none for floats with zeros, tiles of gemm_sm90 of 48, 96 and 192
+// tokens none for fine groups.
 constexpr bool has_kernel(Family family, int tokens, const Question& q) {
   if (family == Family::kDecode) return !q.is_float || q.zero_kind == ZeroKind::kNone;
-  return family != Family::kGemmSm90 || (tokens != 48 && tokens != 96) || !q.fine();
+  return family != Family::kGemmSm90 || (tokens != 48 && tokens != 96 && tokens != 192) || !q.fine();
 }
 
 constexpr float kLast = 1e9f;    // costs from here on only rank tiles
@@ -66,6 +67,7 @@ constexpr TileCost kTileCosts[] = {
     {64, 128, 0, 0.8f, 3.4f, 0.08f, {0.46f, 0.45f, 0.54f, 0.50f, 0.60f, 0.62f, 0.70f, 0.60f}},
     {96, 128, 0, 0.8f, 4.9f, 0.08f, {0.64f, 0.60f, 0.70f, 0.67f, 0.74f, 0.78f, 0.82f, 0.75f}},
     {128, 128, 0, 1.0f, 5.0f, 0.15f, {0.68f, 0.65f, 0.75f, 0.75f, 0.81f, 0.83f, 0.89f, 0.85f}},
+    {192, 128, 0, 0.8f, 6.5f, 0.10f, {0.95f, 0.92f, 1.00f, 1.00f, 1.05f, 1.08f, 1.12f, 1.10f}},
     {256, 256, 1, 0.8f, 8.7f, 0.00f, {1.53f, 1.39f, 1.50f, 1.63f, 1.57f, 1.59f, 1.61f, 1.65f}},
 };
 constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
@@ -100,8 +102,9 @@ constexpr float tile_us(Family family, int tokens, const Question& q) {
     return 0.01f * tokens;
   }
   if (!holds && !repeats(family, tokens)) return kNever;
-  // Why: up to 16 tokens no product rounds a weight, and there the larger tiles would.
-  const bool rounds = q.fine() || q.zero_kind == ZeroKind::kMin;
+  // Why: up to 16 tokens no product rounds a weight, and there the larger tiles would. In fp16 the difference of a
+  // value and a zero keeps as many digits as x has, in bf16 it does not.
+  const bool rounds = q.fine() || q.zero_kind == ZeroKind::kMin || (q.zero_kind == ZeroKind::kZero && q.bf16_x);
   if (tokens > 16 && q.m <= 16 && rounds) return kLast + rank * 1e3f;
   for (const TileCost& cost : kTileCosts)
     if (cost.tokens == tokens) return gemm_us(q, cost);

@@ -93,6 +93,8 @@ def _product(row: dict, cases: list[_Case]) -> str | None:
     times, tried = _ROUNDED if row["tokens"] >= _ROUNDING.get(row["family"], _TOKENS + 1) else 1, 0
     with extension.force_cuda_kernel(row["name"]):
         for case in cases:
+            if not row.get("fine", True) and 0 < case.pw.group_size < 128:
+                continue
             for m in sorted({1, row["tokens"]}):
                 try:
                     y = matmul(case.x[:m], case.pw, case.bias)

@@ -41,8 +41,15 @@ def tokens(name: str) -> int:
 
 
 def is_wide(name: str) -> bool:
-    """Whether a kernel multiplies scaled values of the weight, which it rounds to x's type, and repeats its tile."""
+    """Whether a kernel repeats its tile, and may round values of the weight to x's type."""
     return family(name) == "gemm_sm80" or (family(name) == "gemm_sm90" and tokens(name) >= 32)
+
+
+def rounds(name: str, pw: lowbit.PackedWeight) -> bool:
+    """Whether a kernel rounds values of a weight: wide ones do, but those of gemm_sm90 without zeros and with groups
+    of at least 128.
+    """
+    return is_wide(name) and (family(name) == "gemm_sm80" or pw.zero_kind != "none" or 0 < pw.group_size < 128)
 
 
 def forced(name: str | None) -> contextlib.AbstractContextManager:
@@ -54,12 +61,12 @@ def forced(name: str | None) -> contextlib.AbstractContextManager:
 
 
 def serves(name: str, pw: lowbit.PackedWeight) -> bool:
-    """Whether a tile has a kernel for a weight: decode none for floats with zeros, tiles of gemm_sm90 of 48 and 96
-    tokens none for groups of less than 128.
+    """Whether a tile has a kernel for a weight: decode none for floats with zeros, tiles of gemm_sm90 of 48, 96
+    and 192 tokens none for groups of less than 128.
     """
     if family(name) == "decode":
         return pw.dtype.kind != "float" or pw.zero_kind == "none"
-    return family(name) != "gemm_sm90" or tokens(name) not in (48, 96) or not 0 < pw.group_size < 128
+    return family(name) != "gemm_sm90" or tokens(name) not in (48, 96, 192) or not 0 < pw.group_size < 128
 
 
 def may_refuse(name: str, m: int, k: int) -> bool:

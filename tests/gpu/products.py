@@ -10,7 +10,7 @@ import torch
 import lowbit
 
 from . import oracle
-from .kernels import family, is_wide, product_rows, tile
+from .kernels import family, product_rows, rounds, tile
 from .plan import cases
 
 ROWS = sorted(product_rows(), key=lambda row: (row["weight"], row["name"]))
@@ -41,6 +41,11 @@ def name(row: dict) -> str:
     return row["name"]
 
 
+def group_for(row: dict, fine: int = 64) -> int:
+    """A fine group size for a kernel that takes one, else 128."""
+    return fine if row.get("fine", True) else 128
+
+
 def skip_refused(refused: list[str], right: int) -> None:
     """At the end of a test: say what kernels refused, which they may for the length of x or the device alone."""
     if refused:
@@ -68,7 +73,7 @@ def bias_for(n, i):
 
 def why_wrong(kernel: str, y, x, weight, bias=None, together=True) -> str | None:
     """What is wrong with a product by one kernel, or None; ``together`` as in oracle.wrong_rounded."""
-    if is_wide(kernel):
+    if rounds(kernel, weight.pw):
         return oracle.wrong_rounded(y, x, weight, bias, together)
     exact, size = oracle.product(x, weight, bias)
     if family(kernel) == "decode" and weight.qt.dtype.kind != "float":

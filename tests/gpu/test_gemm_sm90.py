@@ -14,7 +14,7 @@ from lowbit.scheme import GROUP_SIZES, WHOLE_ROW
 
 from . import oracle
 from .kernels import family, is_wide, kernels_launched, may_refuse, needs_kernels, product_by, ran, tokens
-from .products import BY_TILE, FLOATS, ROWS, assert_exact, assert_right, bias_for, name, placed, row_of
+from .products import BY_TILE, FLOATS, ROWS, assert_exact, assert_right, bias_for, group_for, name, placed, row_of
 
 pytestmark = needs_kernels
 
@@ -63,7 +63,7 @@ def test_blocks_with_parts_of_several_tasks(tile, dtype, shape):
 
 
 @pytest.mark.parametrize("act", FLOATS[:2], ids=str)
-@pytest.mark.parametrize("most", [32, 48, 64, 96, 128, 256])
+@pytest.mark.parametrize("most", [32, 48, 64, 96, 128, 192, 256])
 def test_more_rows_of_x_than_a_tile_has(most, act):
     """Tasks that a block has all of, whose y it stores itself, and tasks in parts; y of any stride."""
     row = row_of("int4", act, "gemm_sm90", most)
@@ -119,7 +119,7 @@ def test_numbers_of_rows_around_those_of_tiles(dtype, act):
 def test_two_runs_give_the_same_bits_beside_other_work(row):
     """Blocks come and go in another order while other kernels take multiprocessors."""
     skip_elsewhere(row)
-    weight = oracle.make("uint3", (4112, 4096), 64, "zero")
+    weight = oracle.make("uint3", (4112, 4096), group_for(row), "zero")
     x = oracle.normal(tokens(row["name"]), 4096, dtype=getattr(torch, row["act"]))
     expected, side = product_by(row["name"], x, weight.pw), torch.cuda.Stream()
     other, seen = oracle.normal(2048, 2048, dtype=torch.float16), []

@@ -11,7 +11,19 @@ from lowbit.errors import SchemeError
 from . import oracle
 from .kernels import family, forced, is_wide, kernels_launched, may_refuse, needs_kernels, product_by, ran, tokens
 from .plan import LONG, WAYS
-from .products import BY_TILE, PLAN, ROWS, bias_for, by_type, name, placed, skip_refused, weight_of, why_wrong
+from .products import (
+    BY_TILE,
+    PLAN,
+    ROWS,
+    bias_for,
+    by_type,
+    group_for,
+    name,
+    placed,
+    skip_refused,
+    weight_of,
+    why_wrong,
+)
 
 pytestmark = needs_kernels
 
@@ -73,24 +85,27 @@ def test_long_rows_are_right_or_refused(row):
     skip_refused(refused, right=2)
 
 
-def extremes(row: dict, scale_type: str, largest: float) -> tuple[float, float, float]:
+def extremes(row: dict, scale_type: str, largest: float, group: int) -> tuple[float, float, float]:
     """The smallest and largest scale to try with a kernel, and the smallest that it tells from its neighbours."""
     if row["act"] == scale_type == "bfloat16":
         return 1e-25, 1e25, 0.0
-    if is_wide(row["name"]) and row["act"] == "float16":
+    if is_wide(row["name"]) and row["act"] == "float16" and (row["family"] == "gemm_sm80" or group < 128):
         return 2.0**-14, min(65504, 60000 / largest), 2.0**-14  # what fp16 holds of scales and of values
     # Why not always 65504: the smallest x of fp16 times the largest weight must not overflow it.
     return 2.0**-24, min(65504, 1e9 / largest), 0.0
 
 
+@pytest.mark.parametrize("group", [32, 128])
 @pytest.mark.parametrize(
     "row",
     by_type([row for row in ROWS if not is_wide(row["name"])]) + by_type([row for row in ROWS if is_wide(row["name"])]),
     ids=name,
 )
-def test_extreme_scales_and_codes(row):
+def test_extreme_scales_and_codes(row, group):
     """Scales from the smallest to the largest that a kernel takes, and 0; rows of only the lowest or highest codes."""
-    act, wtype, (n, k, group) = getattr(torch, row["act"]), weight_type(row["weight"]), (67, 1000, 32)
+    if group_for(row, group) != group:
+        pytest.skip(f"{row['name']} takes no groups of {group}")
+    act, wtype, (n, k) = getattr(torch, row["act"]), weight_type(row["weight"]), (67, 1000)
     legal, chance = oracle.legal_codes(row["weight"]), oracle.generator(5)
     largest = max(abs(v) for c, v in enumerate(wtype.values) if c not in wtype.invalid_codes)
     codes = legal[torch.randint(len(legal), (n, k), generator=chance, device="cuda")]
@@ -100,14 +115,14 @@ def test_extreme_scales_and_codes(row):
     shape = (n, -(-k // group))
     sign = torch.randint(2, shape, generator=chance, device="cuda") * 2.0 - 1
     for scale_type in ("float16", "bfloat16"):
-        small, large, least = extremes(row, scale_type, largest)
+        small, large, least = extremes(row, scale_type, largest, group)
         steps = torch.tensor([0, small, 2.0**-14, max(1 / largest, least)], device="cuda")
         mixed = steps[torch.randint(len(steps), shape, generator=chance, device="cuda")]
-        for scales in (torch.full_like(mixed, small), torch.full_like(mixed, large), mixed):
+        for scales in (torch.full_like(mixed, small), torch.full_like(mixed, large), mixed, torch.zeros_like(mixed)):
             zeros = torch.randint(2, shape, generator=chance, device="cuda") * largest if kind == "zero" else None
             weight = oracle.weight_of(row["weight"], codes, scales * sign, zeros, group, kind, scale_type)
             # x of a size that keeps y within reach, where its type has such a size.
-            size = 50 / (scales.max().item() * largest * k**0.5)
+            size = 50 / (max(scales.max().item(), small) * largest * k**0.5)
             size = min(max(size, 2e-7), 1e4) if act == torch.float16 else size
             x = placed((oracle.normal(tokens(row["name"]), k, seed=3) * size).to(act), spread=True)
             assert oracle.product(x, weight)[0].abs().max() < 6e4
@@ -120,7 +135,7 @@ def test_extreme_scales_and_codes(row):
 
 @pytest.mark.parametrize("row", BY_TILE, ids=name)
 def test_row_of_nan_or_infinity_stays_in_its_row(row):
-    weight, m = oracle.make("uint3", (200, 520), 64, "zero"), tokens(row["name"])
+    weight, m = oracle.make("uint3", (200, 520), group_for(row), "zero"), tokens(row["name"])
     x = oracle.normal(m, 520, dtype=getattr(torch, row["act"]))
     clean = product_by(row["name"], x, weight.pw)
     if clean is None:
@@ -161,7 +176,7 @@ def test_forced_kernel_that_cannot_hold_a_product_says_so(kind):
 
 @pytest.mark.parametrize("row", BY_TILE, ids=name)
 def test_forced_kernel_is_the_one_that_runs(row):
-    weight = oracle.make("uint3", (200, 520), 64, "zero")
+    weight = oracle.make("uint3", (200, 520), group_for(row), "zero")
     x = oracle.normal(1, 520, dtype=getattr(torch, row["act"]))
     if may_refuse(row["name"], 1, 520):
         pytest.skip(f"{row['name']} is not for this device")
@@ -177,7 +192,8 @@ def test_forced_kernel_is_the_one_that_runs(row):
 def test_sanitizer_small_products_of_each_tile(row):
     """Every tile once, on one to three planes, floats, ragged N and K; of all but decode fine groups and whole rows."""
     i, m = ROWS.index(row), max(tokens(row["name"]) - 1, 1)
-    for group_size in ((32, -1)[i % 2],) if family(row["name"]) == "decode" else (32, -1):
+    least = group_for(row, 32)
+    for group_size in ((least, -1)[i % 2],) if family(row["name"]) == "decode" else (least, -1):
         weight = oracle.make(row["weight"], (72, 328), group_size, ("none", "zero", "min")[i % 3])
         x = placed(oracle.normal(m, 328, dtype=getattr(torch, row["act"])), spread=i % 2 == 0)
         bias = bias_for(72, i)

@@ -41,11 +41,12 @@ PYBIND11_MODULE(deal_math, m) {
     return std::array<int, 2>{spot.row_block, spot.token_tile};
   });
   // family: 0 decode, 1 gemm_sm80, 2 gemm_sm90. kind: 0 no zeros, 1 zero, 2 min.
-  m.def("tile_us", [](int family, int tokens, std::array<int64_t, 3> mnk, int bits, bool is_float, int64_t group_size,
-                      int kind, int capability, std::array<int, 2> clusters) {
-    const lowbit::cuda::Question q{
-        mnk[0],     mnk[1],         mnk[2], bits, is_float, group_size, static_cast<lowbit::ZeroKind>(kind),
-        capability, clusters.data()};
+  m.def("tile_us", [](int family, int tokens, std::array<int64_t, 3> mnk, int bits, bool is_float, bool bf16_x,
+                      int64_t group_size, int kind, int capability, std::array<int, 2> clusters) {
+    lowbit::cuda::Question q{};
+    q.m = mnk[0], q.n = mnk[1], q.k = mnk[2], q.bits = bits, q.is_float = is_float, q.bf16_x = bf16_x;
+    q.group_size = group_size, q.zero_kind = static_cast<lowbit::ZeroKind>(kind);
+    q.capability = capability, q.clusters = clusters.data();
     return lowbit::cuda::tile_us(static_cast<lowbit::cuda::Family>(family), tokens, q);
   });
   m.attr("kLast") = lowbit::cuda::kLast;

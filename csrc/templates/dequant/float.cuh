@@ -55,11 +55,14 @@ struct Decoder<Float<Exponent, Mantissa>, __half> : ValueDecoder {
   // 2^(bias - 15), which is subnormal for a bias of 0.
   static constexpr uint32_t kOne = planes::halves(Type::kBias ? Type::kBias << 10 : 0x0200);
   static constexpr float kUnit = static_cast<float>(1 << (15 - Type::kBias));
+  // What bits have to be multiplied by to be values: kUnit.
+  static constexpr uint32_t kFactor = planes::halves((30u - Type::kBias) << 10);
 
   __device__ explicit Decoder(float /*offset*/) {}
-  __device__ __forceinline__ void fragment(const Words& from, int f, uint32_t (&a)[4]) const {
+  static __device__ __forceinline__ void bits(const Words& from, int f, uint32_t (&a)[4]) {
     planes::float_fragment<Exponent, Mantissa, 10>(from, f, a);
   }
+  __device__ __forceinline__ void fragment(const Words& from, int f, uint32_t (&a)[4]) const { bits(from, f, a); }
 };
 
 template <int Exponent, int Mantissa>
@@ -68,11 +71,15 @@ struct Decoder<Float<Exponent, Mantissa>, __nv_bfloat16> : ValueDecoder {
   using Words = planes::Words<Type::kBits>;
   static constexpr uint32_t kOne = 0x3F803F80u;
   static constexpr float kUnit = 1.0f;
+  // What bits have to be multiplied by to be values: 2^(127 - bias).
+  static constexpr uint32_t kFactor = planes::halves((254u - Type::kBias) << 7);
 
   __device__ explicit Decoder(float /*offset*/) {}
-  __device__ __forceinline__ void fragment(const Words& from, int f, uint32_t (&a)[4]) const {
+  static __device__ __forceinline__ void bits(const Words& from, int f, uint32_t (&a)[4]) {
     planes::float_fragment<Exponent, Mantissa, 7>(from, f, a);
-    constexpr uint32_t kFactor = planes::halves((254u - Type::kBias) << 7);  // 2^(127 - bias)
+  }
+  __device__ __forceinline__ void fragment(const Words& from, int f, uint32_t (&a)[4]) const {
+    bits(from, f, a);
 #pragma unroll
     for (int r = 0; r < 4; ++r)
       asm("fma.rn.bf16x2 %0, %0, %1, %2;\n" : "+r"(a[r]) : "r"(kFactor), "r"(0x80008000u));  // times, plus -0

@@ -9,77 +9,6 @@
 
 namespace lowbit {
 
-// Codes to numbers value / kFactor / step, exact; step as in struct Affine, 1 for floats.
-template <class Weight, class Act>
-struct ExactDecoder;
-
-// fp16 integers: `1024 + code * 2^q` is one lop3, then a fused multiply-add takes 1024 and the offset away.
-template <int Bits>
-struct ExactDecoder<Int<Bits>, __half> {
-  using Codes = planes::Codes<Bits>;
-  using Words = typename Codes::Source;
-  // Why: the offset of int1 is 0.5, and 1024.5 is no fp16 number. Twice the code is made of one that lies a bit higher.
-  static constexpr int kLift = Bits == 1 ? 1 : 0;
-  static constexpr float kFactor = 1.0f / (1 << kLift);
-  static __host__ __device__ constexpr int code_bit(int h) { return Codes::code_bit(h) + kLift; }
-
-  uint32_t minus[2];  // of row halves
-
-  __device__ explicit ExactDecoder(float offset) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const __half2 sum = __float2half2_rn(-(1024.0f / (1 << code_bit(h)) + offset) * (1 << kLift));
-      minus[h] = reinterpret_cast<const uint32_t&>(sum);
-    }
-  }
-
-  __device__ __forceinline__ void fragment(const Words& from, int f, uint32_t (&a)[4]) const {
-    constexpr uint32_t k1024 = 0x64006400u;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const uint32_t word = Codes::merged(from, f, h, kLift);
-      const uint32_t factor = planes::halves((15u + kLift - code_bit(h)) << 10);  // 2^(lift - q)
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        uint32_t& to = a[h + 2 * c];
-        if constexpr (Bits == 8) {
-          to = __byte_perm(word, k1024, c ? 0x5351 : 0x5250);
-        } else {
-          // Why in asm: the compiler makes two instructions of (x & mask) | k1024.
-          asm("lop3.b32 %0, %1, %2, %3, 0xEA;\n"
-              : "=r"(to)
-              : "r"(c ? word >> 8 : word), "r"(planes::halves(((1u << Bits) - 1) << code_bit(h))), "r"(k1024));
-        }
-        asm("fma.rn.f16x2 %0, %0, %1, %2;\n" : "+r"(to) : "r"(factor), "r"(minus[h]));
-      }
-    }
-  }
-};
-
-template <int Bits>
-struct ExactDecoder<Int<Bits>, __nv_bfloat16> : Decoder<Int<Bits>, __nv_bfloat16> {
-  using Base = Decoder<Int<Bits>, __nv_bfloat16>;
-  using Base::Base;
-  static constexpr float kFactor = Base::kUnit;
-};
-
-template <int Exponent, int Mantissa, class Act>
-struct ExactDecoder<Float<Exponent, Mantissa>, Act> : Decoder<Float<Exponent, Mantissa>, Act> {
-  using Base = Decoder<Float<Exponent, Mantissa>, Act>;
-  using Base::Base;
-  static constexpr float kFactor = 1.0f;
-
-  __device__ __forceinline__ void fragment(const typename Base::Words& from, int f, uint32_t (&a)[4]) const {
-    Base::fragment(from, f, a);
-    if constexpr (std::is_same<Act, __half>::value && Base::kUnit != 1.0f) {
-      const __half2 unit = __float2half2_rn(Base::kUnit);
-#pragma unroll
-      for (int r = 0; r < 4; ++r)
-        asm("mul.rn.f16x2 %0, %0, %1;\n" : "+r"(a[r]) : "r"(reinterpret_cast<const uint32_t&>(unit)));
-    }
-  }
-};
-
 namespace pairs {
 
 template <class Act>
@@ -103,6 +32,8 @@ __device__ __forceinline__ uint32_t multiply_add(uint32_t a, uint32_t b, uint32_
   return a;
 }
 
+constexpr uint32_t kMinusZero = 0x80008000u;  // plus this is nothing
+
 // Why not mul and add of bf16x2: 8.x has fused multiply-add alone. -0 and 1 change nothing.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr bool kFusedOnly = true;
@@ -115,7 +46,7 @@ __device__ __forceinline__ uint32_t multiply(uint32_t a, uint32_t b) {
   if constexpr (std::is_same<Act, __half>::value) {
     asm("mul.rn.f16x2 %0, %0, %1;\n" : "+r"(a) : "r"(b));
   } else if constexpr (kFusedOnly) {
-    a = multiply_add<Act>(a, b, 0x80008000u);
+    a = multiply_add<Act>(a, b, kMinusZero);
   } else {
     asm("mul.rn.bf16x2 %0, %0, %1;\n" : "+r"(a) : "r"(b));
   }
@@ -136,17 +67,123 @@ __device__ __forceinline__ uint32_t add(uint32_t a, uint32_t b) {
 
 }  // namespace pairs
 
-// Exact: values stay numbers value / step / kFactor without scale, and the scale of a group is that of its sums
-// (`on_sums`); but for zeros that are added after the scale, which have to be scaled here.
+// Codes to numbers value / kFactor / step, exact; step as in struct Affine, 1 for floats. Their last instruction is
+// number = bits * factor + addend, of each row half.
+struct LastStep {
+  uint32_t factor[2], addend[2];
+};
+
+template <class Weight, class Act>
+struct ExactDecoder;
+
+// fp16 integers: `1024 + code * 2^q` is one lop3, then a fused multiply-add takes 1024 and the offset away.
+template <int Bits>
+struct ExactDecoder<Int<Bits>, __half> {
+  using Codes = planes::Codes<Bits>;
+  using Words = typename Codes::Source;
+  // Why: the offset of int1 is 0.5, and 1024.5 is no fp16 number. Twice the code is made of one that lies a bit higher.
+  static constexpr int kLift = Bits == 1 ? 1 : 0;
+  static constexpr float kFactor = 1.0f / (1 << kLift);
+  static __host__ __device__ constexpr int code_bit(int h) { return Codes::code_bit(h) + kLift; }
+
+  LastStep last;
+
+  __device__ explicit ExactDecoder(float offset) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const __half2 sum = __float2half2_rn(-(1024.0f / (1 << code_bit(h)) + offset) * (1 << kLift));
+      last.factor[h] = planes::halves((15u + kLift - code_bit(h)) << 10);  // 2^(lift - q)
+      last.addend[h] = reinterpret_cast<const uint32_t&>(sum);
+    }
+  }
+
+  static __device__ __forceinline__ void fragment(const Words& from, int f, const LastStep& last, uint32_t (&a)[4]) {
+    constexpr uint32_t k1024 = 0x64006400u;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t word = Codes::merged(from, f, h, kLift);
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        uint32_t& to = a[h + 2 * c];
+        if constexpr (Bits == 8) {
+          to = __byte_perm(word, k1024, c ? 0x5351 : 0x5250);
+        } else {
+          // Why in asm: the compiler makes two instructions of (x & mask) | k1024.
+          asm("lop3.b32 %0, %1, %2, %3, 0xEA;\n"
+              : "=r"(to)
+              : "r"(c ? word >> 8 : word), "r"(planes::halves(((1u << Bits) - 1) << code_bit(h))), "r"(k1024));
+        }
+        to = pairs::multiply_add<__half>(to, last.factor[h], last.addend[h]);
+      }
+    }
+  }
+};
+
+// bf16 integers: as those of Decoder.
+template <int Bits>
+struct ExactDecoder<Int<Bits>, __nv_bfloat16> {
+  using Codes = planes::Codes<Bits>;
+  using Words = typename Codes::Source;
+  static constexpr float kFactor = Decoder<Int<Bits>, __nv_bfloat16>::kUnit;
+
+  LastStep last;
+
+  __device__ explicit ExactDecoder(float offset) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      last.factor[h] = planes::halves((254u - Codes::code_bit(h)) << 7);  // 2^(127 - q)
+      last.addend[h] = pairs::both<__nv_bfloat16>(-offset / kFactor);
+    }
+  }
+
+  static __device__ __forceinline__ void fragment(const Words& from, int f, const LastStep& last, uint32_t (&a)[4]) {
+    Codes::fragment(from, f, a);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) a[r] = pairs::multiply_add<__nv_bfloat16>(a[r], last.factor[r & 1], last.addend[r & 1]);
+  }
+};
+
+// Floats: the bits of Decoder's number without its factor.
+template <int Exponent, int Mantissa, class Act>
+struct ExactDecoder<Float<Exponent, Mantissa>, Act> {
+  using Base = Decoder<Float<Exponent, Mantissa>, Act>;
+  using Words = typename Base::Words;
+  static constexpr float kFactor = 1.0f;
+
+  LastStep last;
+
+  __device__ explicit ExactDecoder(float /*offset*/)
+      : last{{Base::kFactor, Base::kFactor}, {pairs::kMinusZero, pairs::kMinusZero}} {}
+
+  static __device__ __forceinline__ void fragment(const Words& from, int f, const LastStep& last, uint32_t (&a)[4]) {
+    Base::bits(from, f, a);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) a[r] = pairs::multiply_add<Act>(a[r], last.factor[r & 1], last.addend[r & 1]);
+  }
+};
+
+// Exact: values stay numbers value / factor() without scale, and the scale of a group is that of its sums (`on_sums`);
+// but for zeros that are added after the scale, which have to be scaled here.
 template <class Weight, class Act, bool Zeros, bool Exact>
 struct ScaledDecoder {
   using Numbers = ExactDecoder<Weight, Act>;
   using Words = typename Numbers::Words;
 
-  // What one group of rows g and g + 8 needs: value = (number + before) * scale + after.
+  // What one group of rows g and g + 8 needs: (number + before) * scale + after.
   struct Group {
+    LastStep last;
     uint32_t scale[2], before[2], after[2];
     float on_sums[2];
+
+    // Where values are exact: those of a row half become 0 unless `keep`. Why no branch: after one the compiler no
+    // longer knows that a warp goes one way.
+    __device__ __forceinline__ void keep(int h, bool keep) {
+      if constexpr (Zeros) {
+        scale[h] = keep ? scale[h] : 0, after[h] = keep ? after[h] : 0;
+      } else {
+        last.factor[h] = keep ? last.factor[h] : 0, last.addend[h] = keep ? last.addend[h] : 0;
+      }
+    }
   };
 
   const Numbers numbers;
@@ -155,26 +192,28 @@ struct ScaledDecoder {
   // zero_base = offset / step of struct Affine.
   __device__ ScaledDecoder(float affine_step, float zero_base) : numbers(zero_base), step(affine_step) {}
 
+  // A power of two: what sums of exact values are to be multiplied by.
+  __device__ __forceinline__ float factor() const { return step * Numbers::kFactor; }
+
   // scales, zeros: of rows g and g + 8. is_min: the zero is added after the scale.
   __device__ __forceinline__ Group group(float2 scales, float2 zeros, bool is_min) const {
-    const float factor = step * Numbers::kFactor, scale[2] = {scales.x * factor, scales.y * factor};
-    const float zero[2] = {zeros.x, zeros.y};
+    const float scale[2] = {scales.x, scales.y}, zero[2] = {zeros.x, zeros.y}, later = Exact ? factor() : 1.0f;
     Group made{};
+    made.last = numbers.last;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const bool here = !Exact || (Zeros && is_min);
-      made.on_sums[h] = here ? 1.0f : scale[h];
-      made.scale[h] = pairs::both<Act>(here ? scale[h] : 1.0f);
+      made.on_sums[h] = Zeros && is_min ? 1.0f : scale[h];
+      made.scale[h] = pairs::both<Act>(Exact && !is_min ? 1.0f : scale[h] * (Exact ? 1.0f : factor()));
       if constexpr (Zeros) {
-        made.before[h] = pairs::both<Act>(is_min ? 0.0f : zero[h] * (-1.0f / factor));
-        made.after[h] = pairs::both<Act>(is_min ? zero[h] : 0.0f);
+        made.before[h] = pairs::both<Act>(is_min ? 0.0f : zero[h] * (-1.0f / factor()));
+        made.after[h] = pairs::both<Act>(is_min ? zero[h] / later : 0.0f);
       }
     }
     return made;
   }
 
   __device__ __forceinline__ void fragment(const Words& from, int f, const Group& group, uint32_t (&a)[4]) const {
-    numbers.fragment(from, f, a);
+    Numbers::fragment(from, f, group.last, a);
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int h = r % 2;

@@ -1,6 +1,6 @@
 // Tiles of 256 tokens: two blocks of a cluster have 128 rows each and share x, of which each brings half to both.
 //
-// In a block two warpgroups multiply 64 rows each by wgmma on scaled values; one thread brings codes and scales, 128 k
+// In a block two warpgroups multiply 64 rows each by wgmma, in turns; one thread brings codes and scales, 128 k
 // at a time, and x, 64 k at a time, to two rings: a place of x is free again as soon as its products are done.
 #pragma once
 #include "../dequant/scaled.cuh"
@@ -11,6 +11,7 @@
 #include "helpers.cuh"
 #include "parts.cuh"
 #include "shape.cuh"
+#include "warpgroup.cuh"
 #include "words.cuh"
 
 namespace lowbit::gemm_sm90 {
@@ -36,7 +37,8 @@ template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 struct Large {
   using Map = LargeMap<Weight, Tile, Fine, Zeros>;
   using Stage = typename Map::Stage;
-  using Decoder = ScaledDecoder<Weight, Act, Zeros, false>;
+  static constexpr bool kExact = !Fine;  // as in Wide
+  using Decoder = ScaledDecoder<Weight, Act, Zeros, kExact>;
   using Words = typename Decoder::Words;
   using Group = typename Decoder::Group;
   static constexpr int kEarly = 2;  // steps of weights asked for before the kernel before has ended
@@ -109,6 +111,8 @@ struct Large {
   // ---- warpgroups multiply -----------------------------------------------------------------------------------------
   __device__ __forceinline__ void run(int warp, int lane) const {
     const Decoder decoder(p.step, p.zero_base);
+    const Turns turns(warp);
+    turns.begin();
     Place<Map::kWDepth> w;
     Place<Map::kXDepth> x;
     uint32_t before[2] = {};  // places of x whose products may still run, by half
@@ -120,6 +124,7 @@ struct Large {
     for (int turn = 0; turn < parts.count; ++turn) {
       const Part part = parts[turn];
       float sum[Tile::kTokens / 2] = {};
+      Units units;
       uint32_t a[2][4][4];
 #pragma unroll 1
       for (int at = part.begin; at < part.end; ++at) {
@@ -136,32 +141,50 @@ struct Large {
         Words words;
         load_words<Stage, Tile>(codes, warp, 0, lane, words);
         Group group;
-        if constexpr (!Fine) group = load_group<Stage>(p, decoder, codes, warp, 0, lane);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          ptx::wait_products<1>();
-          if (at > part.begin) release_x(before[half]);
+        float ratio[2];
+        if constexpr (kExact) {
+          group = load_group<Stage>(p, decoder, codes, warp, 0, lane);
+          units.move_on(group, ratio);
+        }
+        const auto make_half = [&](int half) {
 #pragma unroll
           for (int f = 0; f < 4; ++f) {
             if constexpr (Fine)
               group = load_group<Stage>(p, decoder, codes, warp, (half * 4 + f) >> p.group_fragments, lane);
             decoder.fragment(words, half * 4 + f, group, a[half][f]);
           }
+        };
+        const auto multiply = [&](int half) {
           const uint64_t tokens = ptx::describe_tokens(base + own[half] * Map::kXBytes);
           ptx::begin_products();
 #pragma unroll
           for (int f = 0; f < 4; ++f) ptx::wgmma<Act, Tile::kTokens>(sum, a[half][f], tokens + f * 32 / 16);
           ptx::commit_products();
           before[half] = own[half];
-        }
+        };
+        ptx::wait_products<1>();
+        if (at > part.begin) release_x(before[0]);
+        make_half(0);
+        ptx::wait_products<0>();
+        if (at > part.begin) release_x(before[1]);
+        if constexpr (kExact) Units::scale(ratio, sum);
+        turns.take();
+        multiply(0);
+        make_half(1);
+        multiply(1);
+        turns.give();
         __syncwarp();
         if (lane == 0) ptx::arrive(base + Map::kWEmpty + 8 * w.index);
         w.next();
       }
       ptx::wait_products<0>();
       release_x(before[0]), release_x(before[1]);
-      finish_part<Act, Tile>(p, part, worker, rank, warp, lane, [&](int column, int i) { return sum[4 * column + i]; });
+      const float unit[2] = {units.now[0] * decoder.factor(), units.now[1] * decoder.factor()};
+      finish_part<Act, Tile>(p, part, worker, rank, warp, lane, [&](int column, int i) {
+        return kExact ? sum[4 * column + i] * unit[i / 2] : sum[4 * column + i];
+      });
     }
+    turns.end();
   }
 };
 

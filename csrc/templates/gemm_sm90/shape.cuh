@@ -27,9 +27,9 @@ struct Tile {
   static constexpr int kRowTiles = kWarps, kRows = 16 * kRowTiles;
   static constexpr bool kLarge = Tokens == 256;    // a kernel of its own, large.cuh
   static constexpr int kCluster = kLarge ? 2 : 1;  // blocks of a task, each with rows of its own
-  // Whether there is one for scales finer than 128 k. Why not: those of 64 and 128 tokens are hardly slower, and all of
-  // a build is to take ten minutes.
-  static constexpr bool kFine = kTokens != 48 && kTokens != 96;
+  // Whether there is one for scales finer than 128 k. Why not: those of 64, 128 and 256 tokens are hardly slower, and
+  // all of a build is to take ten minutes.
+  static constexpr bool kFine = kTokens != 48 && kTokens != 96 && kTokens != 192;
 };
 
 // What a block holds of W and x at once: a stage of some steps of 128 k, as the copy engine writes it.

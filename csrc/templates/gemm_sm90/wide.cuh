@@ -1,4 +1,4 @@
-// What a warp of a warpgroup does with its 16 rows of a stage and 32 to 128 tokens: wgmma on exact or on scaled values.
+// What a warp of a warpgroup does with its 16 rows of a stage and 32 to 192 tokens: wgmma on exact or on scaled values.
 #pragma once
 #include "../dequant/scaled.cuh"
 #include "../ptx/async.cuh"
@@ -6,6 +6,7 @@
 #include "../ptx/wgmma.cuh"
 #include "parts.cuh"
 #include "shape.cuh"
+#include "warpgroup.cuh"
 #include "words.cuh"
 
 namespace lowbit::gemm_sm90 {
@@ -14,9 +15,8 @@ template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 struct Wide {
   using Stage = gemm_sm90::Stage<Weight, Tile, Fine, Zeros>;
   using Map = gemm_sm90::Map<Stage>;
-  // Whether values stay exact numbers and their scales are those of sums, of 128 k each: where there are registers for
-  // both sums, and scales do not change within.
-  static constexpr bool kExact = !Fine && Tile::kTokens <= 96;
+  // Whether values stay exact numbers and scales are those of sums, of 128 k each (struct Units).
+  static constexpr bool kExact = !Fine;
   using Decoder = ScaledDecoder<Weight, Act, Zeros, kExact>;
   using Words = typename Decoder::Words;
   using Group = typename Decoder::Group;
@@ -40,19 +40,19 @@ struct Wide {
     return lowbit::load_group<Stage>(p, decoder, codes, warp, group, lane);
   }
 
-  // Products of fragments of 64 k, the first of a sum if `begin`.
-  __device__ __forceinline__ void multiply(const uint32_t (&a)[4][4], uint64_t tokens, bool begin, Sums& sum) const {
+  // Products of fragments of 64 k.
+  __device__ __forceinline__ void multiply(const uint32_t (&a)[4][4], uint64_t tokens, Sums& sum) const {
     ptx::begin_products();
 #pragma unroll
-    for (int f = 0; f < 4; ++f)
-      ptx::wgmma<Act, Tile::kTokens>(sum, a[f], tokens + f * 32 / 16, begin && f == 0 ? 0 : 1);
+    for (int f = 0; f < 4; ++f) ptx::wgmma<Act, Tile::kTokens>(sum, a[f], tokens + f * 32 / 16);
     ptx::commit_products();
   }
 
   // Fragments of 64 k are made while the products of the 64 before still run, also those of the stage before:
   // finished() is called when the latter are done. The last 64 still run when this returns.
   template <class Finished>
-  __device__ __forceinline__ void run_stage(uint32_t stage, Fragments& a, Sums& sum, const Finished& finished) const {
+  __device__ __forceinline__ void run_stage(uint32_t stage, const Turns& turns, Fragments& a, Units& units, Sums& sum,
+                                            const Finished& finished) const {
     const uint32_t codes = stage + Stage::kX;
     const uint64_t tokens = ptx::describe_tokens(stage);
 #pragma unroll
@@ -60,55 +60,34 @@ struct Wide {
       Words words;
       load_words<Stage, Tile>(codes, warp, step, lane, words);
       Group group;
-      if constexpr (!Fine) group = load_group(codes, step >> p.group_steps);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        ptx::wait_products<1>();
-        if (step == 0 && half == 1) finished();
+      float ratio[2];
+      if constexpr (kExact) {
+        group = load_group(codes, step >> p.group_steps);
+        units.move_on(group, ratio);
+      }
+      const auto make_half = [&](int half) {
 #pragma unroll
         for (int f = 0; f < 4; ++f) {
           if constexpr (Fine) group = load_group(codes, (step * 8 + half * 4 + f) >> p.group_fragments);
           decoder.fragment(words, half * 4 + f, group, a[half][f]);
         }
-        multiply(a[half], tokens + (step * 2 + half) * Stage::kXBox / 16, false, sum);
-      }
-    }
-  }
-
-  // The same where sums of 128 k, `part`, are scaled: those of the step before when all its products are done.
-  // scale: of the step before, then of the last of this stage.
-  template <class Finished>
-  __device__ __forceinline__ void run_stage_exact(uint32_t stage, Fragments& a, Sums& part, float (&scale)[2],
-                                                  Sums& sum, const Finished& finished) const {
-    const uint32_t codes = stage + Stage::kX;
-    const uint64_t tokens = ptx::describe_tokens(stage);
-#pragma unroll
-    for (int step = 0; step < Stage::kSteps; ++step) {
-      Words words;
-      load_words<Stage, Tile>(codes, warp, step, lane, words);
-      const Group group = load_group(codes, step >> p.group_steps);
+      };
       ptx::wait_products<1>();
-#pragma unroll
-      for (int f = 0; f < 4; ++f) decoder.fragment(words, f, group, a[0][f]);
+      make_half(0);
       ptx::wait_products<0>();
       if (step == 0) finished();
-      apply(part, scale, sum);
-      multiply(a[0], tokens + step * 2 * Stage::kXBox / 16, true, part);
-#pragma unroll
-      for (int f = 0; f < 4; ++f) decoder.fragment(words, 4 + f, group, a[1][f]);
-      multiply(a[1], tokens + (step * 2 + 1) * Stage::kXBox / 16, false, part);
-      scale[0] = group.on_sums[0], scale[1] = group.on_sums[1];
+      if constexpr (kExact) Units::scale(ratio, sum);
+      turns.take();
+      multiply(a[0], tokens + step * 2 * Stage::kXBox / 16, sum);
+      make_half(1);
+      multiply(a[1], tokens + (step * 2 + 1) * Stage::kXBox / 16, sum);
+      turns.give();
     }
-  }
-
-  // sum += scale * part, whose products are done.
-  static __device__ __forceinline__ void apply(Sums& part, const float (&scale)[2], Sums& sum) {
-    ptx::settle(part);
-#pragma unroll
-    for (int i = 0; i < Tile::kTokens / 2; ++i) sum[i] = fmaf(scale[i / 2 % 2], part[i], sum[i]);
   }
 
   __device__ __forceinline__ void run(const Parts& parts) const {
+    const Turns turns(warp);
+    turns.begin();
     Place<Map::kDepth> place;
     uint32_t before = 0;  // the place whose products may still run
     const auto release = [&](bool used) {
@@ -117,28 +96,24 @@ struct Wide {
 #pragma unroll 1
     for (int turn = 0; turn < parts.count; ++turn) {
       const Part part = parts[turn];
-      Sums sum = {}, open = {};
-      float scale[2] = {};  // of sums of the step before: none
+      Sums sum = {};
+      Units units;
       Fragments a;
 #pragma unroll 1
       for (int at = part.begin; at < part.end; ++at) {
         ptx::wait_arrivals(base + Map::kFull + 8 * place.index, place.parity);
-        const uint32_t stage = base + place.index * Stage::kBytes;
-        const auto finished = [&] { release(at > part.begin); };
-        if constexpr (kExact) {
-          run_stage_exact(stage, a, open, scale, sum, finished);
-        } else {
-          run_stage(stage, a, sum, finished);
-        }
+        run_stage(base + place.index * Stage::kBytes, turns, a, units, sum, [&] { release(at > part.begin); });
         before = place.index;
         place.next();
       }
       ptx::wait_products<0>();
       release(true);
-      if constexpr (kExact) apply(open, scale, sum);
-      finish_part<Act, Tile>(p, part, blockIdx.x, 0, warp, lane,
-                             [&](int column, int i) { return sum[4 * column + i]; });
+      const float unit[2] = {units.now[0] * decoder.factor(), units.now[1] * decoder.factor()};
+      finish_part<Act, Tile>(p, part, blockIdx.x, 0, warp, lane, [&](int column, int i) {
+        return kExact ? sum[4 * column + i] * unit[i / 2] : sum[4 * column + i];
+      });
     }
+    turns.end();
   }
 };
 

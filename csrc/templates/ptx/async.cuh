@@ -34,6 +34,24 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from, int by
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
+// One of a block's barriers by number, from 1: Threads threads, some of which may only arrive.
+template <int Threads>
+__device__ __forceinline__ void wait_at_barrier(int number) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(number), "n"(Threads) : "memory");
+}
+template <int Threads>
+__device__ __forceinline__ void arrive_at_barrier(int number) {
+  asm volatile("bar.arrive %0, %1;\n" ::"r"(number), "n"(Threads) : "memory");
+}
+
+// 1 / a, off by one unit in the last place at most; infinite for subnormal numbers, 0 from 2^126 on. Why volatile: the
+// compiler would branch around it.
+__device__ __forceinline__ float reciprocal(float a) {
+  float inverse;
+  asm volatile("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(inverse) : "f"(a));
+  return inverse;
+}
+
 // A barrier in shared memory that counts arrivals of threads, one when all copies of a thread up to now have come.
 __device__ __forceinline__ void arrivals_init(uint32_t barrier, int threads) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(barrier), "r"(threads) : "memory");
