@@ -46,7 +46,8 @@ def chosen(
         (64, 8192, 8192, 64),
         (96, 8192, 8192, 96),
         (128, 8192, 8192, 128),
-        (192, 28672, 4096, 96),  # twice: 80 us, n128 twice 95
+        (192, 28672, 4096, 192),
+        (384, 8192, 8192, 192),  # twice: 70 us, n128 three times 82
         (512, 4096, 4096, 128),  # 25 us and 33
         (1024, 8192, 8192, 256),
         (4096, 8192, 8192, 256),
@@ -83,8 +84,8 @@ def test_a_tile_without_a_kernel_for_the_weight_is_not_tried(native):
         assert chosen(native, m, 8192, 8192, is_float=True)[0] == DECODE
         assert chosen(native, m, 8192, 8192, is_float=True, kind=ZERO) == (SM90, 8)
     for m, tokens in ((48, 48), (96, 96), (192, 192)):
-        assert chosen(native, m, 8192, 8192, group_size=256) == (SM90, tokens)
-        assert chosen(native, m, 8192, 8192, group_size=64)[1] in (64, 128, 256)
+        assert chosen(native, m, 28672, 4096, group_size=256) == (SM90, tokens)
+        assert chosen(native, m, 28672, 4096, group_size=64)[1] in (64, 128, 256)
 
 
 def test_every_tile_of_gemm_sm90_has_a_cost(native):

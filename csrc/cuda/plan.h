@@ -50,10 +50,11 @@ constexpr float kNever = 1e30f;  // the tile does not hold the product
 // What family gemm_sm90 takes of time: us = start + work + parts, where work is longest * step, but no less than memory
 // takes, and grows by `hot` where it comes near 200 us: the device slows down at its limit of power. `longest` is the
 // number of steps of 128 k of the busiest worker (deal.cuh), a step of 256 rows of W up to 16 tokens and with 256, else
-// 128; `parts` are added where tasks are in parts. Fitted by benchmarks/fit_tile_costs.py to 2,610 products on an H200
-// (2026-11-22: fp16, group 128, int1 to int8, 15 shapes of 4608 x 3584 to 57344 x 8192, 1 to 8192 rows of x), off by 4
-// to 7% (root of mean square); the tile with the least is within 5% of the fastest one in 97% of 845 products, 0.4%
-// slower on average, 12% at worst.
+// 128; `parts` are added where tasks are in parts. Fitted by benchmarks/fit_tile_costs.py to
+// products on an H200 (2026-11-22: fp16, group 128, int1 to int8; tiles of up to 48 tokens to 1,100 of 15 shapes, the
+// others to 770 of nine, 4608 x 3584 to 57344 x 8192, 1 to 8192 rows of x), off by 4 to 7% (root of mean square);
+// for 99% of the latter's 243 products with several tiles the tile with the least is within 5% of the fastest one, 0.2%
+// slower on average, 8% at worst.
 struct TileCost {
   int tokens, rows, workers;  // workers: index into clusters
   float start, parts, hot;
@@ -64,11 +65,11 @@ constexpr TileCost kTileCosts[] = {
     {16, 256, 0, 2.3f, 2.7f, 0.00f, {0.42f, 0.47f, 0.67f, 0.59f, 0.65f, 0.65f, 0.65f, 0.55f}},
     {32, 128, 0, 1.9f, 1.9f, 0.05f, {0.28f, 0.30f, 0.41f, 0.33f, 0.46f, 0.46f, 0.51f, 0.40f}},
     {48, 128, 0, 1.1f, 3.4f, 0.08f, {0.37f, 0.36f, 0.48f, 0.41f, 0.53f, 0.55f, 0.59f, 0.48f}},
-    {64, 128, 0, 0.8f, 3.4f, 0.08f, {0.46f, 0.45f, 0.54f, 0.50f, 0.60f, 0.62f, 0.70f, 0.60f}},
-    {96, 128, 0, 0.8f, 4.9f, 0.08f, {0.64f, 0.60f, 0.70f, 0.67f, 0.74f, 0.78f, 0.82f, 0.75f}},
-    {128, 128, 0, 1.0f, 5.0f, 0.15f, {0.68f, 0.65f, 0.75f, 0.75f, 0.81f, 0.83f, 0.89f, 0.85f}},
-    {192, 128, 0, 0.8f, 6.5f, 0.10f, {0.95f, 0.92f, 1.00f, 1.00f, 1.05f, 1.08f, 1.12f, 1.10f}},
-    {256, 256, 1, 0.8f, 8.7f, 0.00f, {1.53f, 1.39f, 1.50f, 1.63f, 1.57f, 1.59f, 1.61f, 1.65f}},
+    {64, 128, 0, 0.8f, 3.0f, 0.08f, {0.45f, 0.44f, 0.55f, 0.50f, 0.60f, 0.63f, 0.67f, 0.59f}},
+    {96, 128, 0, 0.8f, 4.4f, 0.08f, {0.58f, 0.56f, 0.71f, 0.65f, 0.73f, 0.75f, 0.77f, 0.72f}},
+    {128, 128, 0, 0.8f, 5.2f, 0.15f, {0.68f, 0.68f, 0.80f, 0.75f, 0.84f, 0.86f, 0.91f, 0.83f}},
+    {192, 128, 0, 1.6f, 8.5f, 0.10f, {1.01f, 1.02f, 1.09f, 1.07f, 1.20f, 1.17f, 1.17f, 1.18f}},
+    {256, 256, 1, 0.8f, 9.7f, 0.00f, {1.44f, 1.43f, 1.44f, 1.51f, 1.60f, 1.56f, 1.56f, 1.60f}},
 };
 constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
 

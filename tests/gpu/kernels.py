@@ -45,11 +45,16 @@ def is_wide(name: str) -> bool:
     return family(name) == "gemm_sm80" or (family(name) == "gemm_sm90" and tokens(name) >= 32)
 
 
-def rounds(name: str, pw: lowbit.PackedWeight) -> bool:
-    """Whether a kernel rounds values of a weight: wide ones do, but those of gemm_sm90 without zeros and with groups
-    of at least 128.
+def scales_values(name: str, pw: lowbit.PackedWeight) -> bool:
+    """Whether a kernel applies scales to values of a weight: wide ones do, but those of gemm_sm90 with groups of at
+    least 128 where zeros are not added after the scale.
     """
-    return is_wide(name) and (family(name) == "gemm_sm80" or pw.zero_kind != "none" or 0 < pw.group_size < 128)
+    return is_wide(name) and (family(name) == "gemm_sm80" or pw.zero_kind == "min" or 0 < pw.group_size < 128)
+
+
+def rounds(name: str, pw: lowbit.PackedWeight) -> bool:
+    """Whether a kernel rounds values of a weight, without zeros where it does not scale them."""
+    return scales_values(name, pw) or (is_wide(name) and pw.zero_kind != "none")
 
 
 def forced(name: str | None) -> contextlib.AbstractContextManager:

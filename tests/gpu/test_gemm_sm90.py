@@ -162,7 +162,7 @@ def test_bias_is_added_before_the_only_rounding(row):
     assert reason is None, reason
 
 
-@pytest.mark.parametrize("most", [128, 256])
+@pytest.mark.parametrize("most", [64, 128, 192, 256])
 def test_sanitizer_small_product_of_several_tiles_of_tokens(most):
     row = row_of("uint3", torch.float16, "gemm_sm90", most)
     skip_elsewhere(row)

@@ -1,4 +1,5 @@
-// Tiles of 256 tokens: two blocks of a cluster have 128 rows each and share x, of which each brings half to both.
+// Tiles of 192 tokens, and of 256, of which two blocks of a cluster have 128 rows each and share x: each brings half of
+// it to both.
 //
 // In a block two warpgroups multiply 64 rows each by wgmma, in turns; one thread brings codes and scales, 128 k
 // at a time, and x, 64 k at a time, to two rings: a place of x is free again as soon as its products are done.
@@ -51,7 +52,7 @@ struct Large {
   __device__ Large(const Problem& problem, uint32_t shared)
       : p(problem),
         base(shared),
-        rank(ptx::cluster_rank()),
+        rank(Tile::kCluster == 1 ? 0 : ptx::cluster_rank()),
         worker(blockIdx.x / Tile::kCluster),
         parts(p.deal, worker) {}
 
@@ -66,6 +67,10 @@ struct Large {
     const uint64_t again = ptx::make_policy<ptx::Keep::kLastOut>();
     const uint32_t barrier = base + Map::kXFull + 8 * place;
     ptx::barrier_expect(barrier, p.tile_tokens * 128);
+    if constexpr (Tile::kCluster == 1) {
+      ptx::copy_box(base + place * Map::kXBytes, p.x, (at.stage * 2 + half) * 64, at.token, barrier, again);
+      return;
+    }
     const int own = rank * (p.tile_tokens / Tile::kCluster);
     ptx::copy_box_to_all(base + place * Map::kXBytes + own * 128, p.x, (at.stage * 2 + half) * 64, at.token + own,
                          barrier, 3, again);

@@ -1,4 +1,4 @@
-// What a warp of a warpgroup does with its 16 rows of a stage and 32 to 192 tokens: wgmma on exact or on scaled values.
+// What a warp of a warpgroup does with its 16 rows of a stage and 32 to 128 tokens: wgmma on exact or on scaled values.
 #pragma once
 #include "../dequant/scaled.cuh"
 #include "../ptx/async.cuh"
@@ -15,8 +15,9 @@ template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 struct Wide {
   using Stage = gemm_sm90::Stage<Weight, Tile, Fine, Zeros>;
   using Map = gemm_sm90::Map<Stage>;
-  // Whether values stay exact numbers and scales are those of sums, of 128 k each (struct Units).
-  static constexpr bool kExact = !Fine;
+  // Where scales go: to values, where they change within 128 k; else values stay exact numbers. With few tokens there
+  // are registers for sums of 128 k of their own (struct Open); with more, sums are counted in units of a scale.
+  static constexpr bool kExact = !Fine, kOpen = kExact && Tile::kTokens <= 48;
   using Decoder = ScaledDecoder<Weight, Act, Zeros, kExact>;
   using Words = typename Decoder::Words;
   using Group = typename Decoder::Group;
@@ -35,23 +36,31 @@ struct Wide {
 
   using Fragments = uint32_t[2][4][4];  // of 64 k each
   using Sums = float[Tile::kTokens / 2];
+  // Sums of 128 k, whose products may still run, and their scales.
+  struct Open {
+    Sums sum = {};
+    float scale[2] = {};
+  };
+  using State = std::conditional_t<kOpen, Open, Units>;
 
   __device__ __forceinline__ Group load_group(uint32_t codes, int group) const {
     return lowbit::load_group<Stage>(p, decoder, codes, warp, group, lane);
   }
 
-  // Products of fragments of 64 k.
-  __device__ __forceinline__ void multiply(const uint32_t (&a)[4][4], uint64_t tokens, Sums& sum) const {
+  // Products of fragments of 64 k; they begin sums if `begin`.
+  __device__ __forceinline__ void multiply(const uint32_t (&a)[4][4], uint64_t tokens, Sums& sum,
+                                           bool begin = false) const {
     ptx::begin_products();
 #pragma unroll
-    for (int f = 0; f < 4; ++f) ptx::wgmma<Act, Tile::kTokens>(sum, a[f], tokens + f * 32 / 16);
+    for (int f = 0; f < 4; ++f)
+      ptx::wgmma<Act, Tile::kTokens>(sum, a[f], tokens + f * 32 / 16, begin && f == 0 ? 0 : 1);
     ptx::commit_products();
   }
 
   // Fragments of 64 k are made while the products of the 64 before still run, also those of the stage before:
   // finished() is called when the latter are done. The last 64 still run when this returns.
   template <class Finished>
-  __device__ __forceinline__ void run_stage(uint32_t stage, const Turns& turns, Fragments& a, Units& units, Sums& sum,
+  __device__ __forceinline__ void run_stage(uint32_t stage, const Turns& turns, Fragments& a, State& units, Sums& sum,
                                             const Finished& finished) const {
     const uint32_t codes = stage + Stage::kX;
     const uint64_t tokens = ptx::describe_tokens(stage);
@@ -85,9 +94,41 @@ struct Wide {
     }
   }
 
+  // The same with open sums: those of a step are added when all its products are done.
+  template <class Finished>
+  __device__ __forceinline__ void run_stage_open(uint32_t stage, Fragments& a, State& open, Sums& sum,
+                                                 const Finished& finished) const {
+    const uint32_t codes = stage + Stage::kX;
+    const uint64_t tokens = ptx::describe_tokens(stage);
+#pragma unroll
+    for (int step = 0; step < Stage::kSteps; ++step) {
+      Words words;
+      load_words<Stage, Tile>(codes, warp, step, lane, words);
+      const Group group = load_group(codes, step >> p.group_steps);
+      ptx::wait_products<1>();
+#pragma unroll
+      for (int f = 0; f < 4; ++f) decoder.fragment(words, f, group, a[0][f]);
+      ptx::wait_products<0>();
+      if (step == 0) finished();
+      add_open(open, sum);
+      multiply(a[0], tokens + step * 2 * Stage::kXBox / 16, open.sum, true);
+#pragma unroll
+      for (int f = 0; f < 4; ++f) decoder.fragment(words, 4 + f, group, a[1][f]);
+      multiply(a[1], tokens + (step * 2 + 1) * Stage::kXBox / 16, open.sum);
+      open.scale[0] = group.on_sums[0], open.scale[1] = group.on_sums[1];
+    }
+  }
+
+  // Of products that are done.
+  static __device__ __forceinline__ void add_open(State& open, Sums& sum) {
+    ptx::settle(open.sum);
+#pragma unroll
+    for (int i = 0; i < Tile::kTokens / 2; ++i) sum[i] = fmaf(open.scale[i / 2 % 2], open.sum[i], sum[i]);
+  }
+
   __device__ __forceinline__ void run(const Parts& parts) const {
     const Turns turns(warp);
-    turns.begin();
+    if (!kOpen) turns.begin();
     Place<Map::kDepth> place;
     uint32_t before = 0;  // the place whose products may still run
     const auto release = [&](bool used) {
@@ -97,23 +138,35 @@ struct Wide {
     for (int turn = 0; turn < parts.count; ++turn) {
       const Part part = parts[turn];
       Sums sum = {};
-      Units units;
+      State state;
       Fragments a;
 #pragma unroll 1
       for (int at = part.begin; at < part.end; ++at) {
         ptx::wait_arrivals(base + Map::kFull + 8 * place.index, place.parity);
-        run_stage(base + place.index * Stage::kBytes, turns, a, units, sum, [&] { release(at > part.begin); });
+        const uint32_t stage = base + place.index * Stage::kBytes;
+        const auto finished = [&] { release(at > part.begin); };
+        if constexpr (kOpen) {
+          run_stage_open(stage, a, state, sum, finished);
+        } else {
+          run_stage(stage, turns, a, state, sum, finished);
+        }
         before = place.index;
         place.next();
       }
       ptx::wait_products<0>();
       release(true);
-      const float unit[2] = {units.now[0] * decoder.factor(), units.now[1] * decoder.factor()};
+      float unit[2] = {1.0f, 1.0f};  // that sums are counted in
+      if constexpr (kOpen) {
+        add_open(state, sum);
+        unit[0] = unit[1] = decoder.factor();
+      } else if constexpr (kExact) {
+        unit[0] = state.now[0] * decoder.factor(), unit[1] = state.now[1] * decoder.factor();
+      }
       finish_part<Act, Tile>(p, part, blockIdx.x, 0, warp, lane, [&](int column, int i) {
         return kExact ? sum[4 * column + i] * unit[i / 2] : sum[4 * column + i];
       });
     }
-    turns.end();
+    if (!kOpen) turns.end();
   }
 };
 

@@ -46,9 +46,9 @@ __device__ __forceinline__ uint64_t describe_tokens(uint32_t address) {
   return static_cast<uint64_t>(address >> 4) | uint64_t{1} << 16 | kEightTokens << 32 | kSwizzle128 << 62;
 }
 
-// sum[4j + 2h + i] += row g + 8h of the warp's 16 x token 8j + 2t + i, for lane 4g + t; a as in mma.
+// sum[4j + 2h + i] += row g + 8h of the warp's 16 x token 8j + 2t + i, for lane 4g + t; a as in mma. add: or = instead.
 template <class Act, int Tokens>
-__device__ __forceinline__ void wgmma(float (&sum)[Tokens / 2], const uint32_t (&a)[4], uint64_t tokens);
+__device__ __forceinline__ void wgmma(float (&sum)[Tokens / 2], const uint32_t (&a)[4], uint64_t tokens, int add = 1);
 
 // Sums of products that have been waited for are read after this. Why: the compiler knows only that it may not move
 // memory accesses over the wait, not what it is for.
@@ -75,46 +75,52 @@ __device__ __forceinline__ void settle(float (&sum)[Count]) {
   "%115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define LOWBIT_PRODUCT(tokens_, type, list, a0, a1, a2, a3, b, ...)                                                    \
-  asm volatile("{\n.reg .pred add;\nsetp.ne.s32 add, 1, 0;\nwgmma.mma_async.sync.aligned.m64n" tokens_ "k16.f32." type \
-               "." type " {" list "}, {%" a0 ", %" a1 ", %" a2 ", %" a3 "}, %" b ", add, 1, 1, 0;\n}\n"                \
-               : __VA_ARGS__                                                                                           \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens))
+#define LOWBIT_PRODUCT(tokens_, type, list, a0, a1, a2, a3, b, add_, ...)                                      \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.s32 add, %" add_ ", 0;\nwgmma.mma_async.sync.aligned.m64n" tokens_ \
+               "k16.f32." type "." type " {" list "}, {%" a0 ", %" a1 ", %" a2 ", %" a3 "}, %" b               \
+               ", add, 1, 1, 0;\n}\n"                                                                          \
+               : __VA_ARGS__                                                                                   \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens), "r"(add))
 #else
 #define LOWBIT_PRODUCT(...)
 #endif
 #define LOWBIT_PRODUCTS(act, type)                                                                                     \
   template <>                                                                                                          \
-  __device__ __forceinline__ void wgmma<act, 32>(float (&sum)[16], const uint32_t (&a)[4], uint64_t tokens) {          \
-    LOWBIT_PRODUCT("32", type, LOWBIT_LIST_16, "16", "17", "18", "19", "20", LOWBIT_SUMS_16(0));                       \
+  __device__ __forceinline__ void wgmma<act, 32>(float (&sum)[16], const uint32_t (&a)[4], uint64_t tokens, int add) { \
+    LOWBIT_PRODUCT("32", type, LOWBIT_LIST_16, "16", "17", "18", "19", "20", "21", LOWBIT_SUMS_16(0));                 \
   }                                                                                                                    \
   template <>                                                                                                          \
-  __device__ __forceinline__ void wgmma<act, 48>(float (&sum)[24], const uint32_t (&a)[4], uint64_t tokens) {          \
-    LOWBIT_PRODUCT("48", type, LOWBIT_LIST_24, "24", "25", "26", "27", "28", LOWBIT_SUMS_16(0), LOWBIT_SUMS_4(16),     \
-                   LOWBIT_SUMS_4(20));                                                                                 \
+  __device__ __forceinline__ void wgmma<act, 48>(float (&sum)[24], const uint32_t (&a)[4], uint64_t tokens, int add) { \
+    LOWBIT_PRODUCT("48", type, LOWBIT_LIST_24, "24", "25", "26", "27", "28", "29", LOWBIT_SUMS_16(0),                  \
+                   LOWBIT_SUMS_4(16), LOWBIT_SUMS_4(20));                                                              \
   }                                                                                                                    \
   template <>                                                                                                          \
-  __device__ __forceinline__ void wgmma<act, 64>(float (&sum)[32], const uint32_t (&a)[4], uint64_t tokens) {          \
-    LOWBIT_PRODUCT("64", type, LOWBIT_LIST_32, "32", "33", "34", "35", "36", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16));   \
+  __device__ __forceinline__ void wgmma<act, 64>(float (&sum)[32], const uint32_t (&a)[4], uint64_t tokens, int add) { \
+    LOWBIT_PRODUCT("64", type, LOWBIT_LIST_32, "32", "33", "34", "35", "36", "37", LOWBIT_SUMS_16(0),                  \
+                   LOWBIT_SUMS_16(16));                                                                                \
   }                                                                                                                    \
   template <>                                                                                                          \
-  __device__ __forceinline__ void wgmma<act, 96>(float (&sum)[48], const uint32_t (&a)[4], uint64_t tokens) {          \
-    LOWBIT_PRODUCT("96", type, LOWBIT_LIST_48, "48", "49", "50", "51", "52", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16),    \
-                   LOWBIT_SUMS_16(32));                                                                                \
+  __device__ __forceinline__ void wgmma<act, 96>(float (&sum)[48], const uint32_t (&a)[4], uint64_t tokens, int add) { \
+    LOWBIT_PRODUCT("96", type, LOWBIT_LIST_48, "48", "49", "50", "51", "52", "53", LOWBIT_SUMS_16(0),                  \
+                   LOWBIT_SUMS_16(16), LOWBIT_SUMS_16(32));                                                            \
   }                                                                                                                    \
   template <>                                                                                                          \
-  __device__ __forceinline__ void wgmma<act, 128>(float (&sum)[64], const uint32_t (&a)[4], uint64_t tokens) {         \
-    LOWBIT_PRODUCT("128", type, LOWBIT_LIST_64, "64", "65", "66", "67", "68", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16),   \
-                   LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48));                                                            \
+  __device__ __forceinline__ void wgmma<act, 128>(float (&sum)[64], const uint32_t (&a)[4], uint64_t tokens,           \
+                                                  int add) {                                                           \
+    LOWBIT_PRODUCT("128", type, LOWBIT_LIST_64, "64", "65", "66", "67", "68", "69", LOWBIT_SUMS_16(0),                 \
+                   LOWBIT_SUMS_16(16), LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48));                                        \
   }                                                                                                                    \
   template <>                                                                                                          \
-  __device__ __forceinline__ void wgmma<act, 192>(float (&sum)[96], const uint32_t (&a)[4], uint64_t tokens) {         \
-    LOWBIT_PRODUCT("192", type, LOWBIT_LIST_96, "96", "97", "98", "99", "100", LOWBIT_SUMS_16(0), LOWBIT_SUMS_16(16),  \
-                   LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48), LOWBIT_SUMS_16(64), LOWBIT_SUMS_16(80));                    \
+  __device__ __forceinline__ void wgmma<act, 192>(float (&sum)[96], const uint32_t (&a)[4], uint64_t tokens,           \
+                                                  int add) {                                                           \
+    LOWBIT_PRODUCT("192", type, LOWBIT_LIST_96, "96", "97", "98", "99", "100", "101", LOWBIT_SUMS_16(0),               \
+                   LOWBIT_SUMS_16(16), LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48), LOWBIT_SUMS_16(64),                     \
+                   LOWBIT_SUMS_16(80));                                                                                \
   }                                                                                                                    \
   template <>                                                                                                          \
-  __device__ __forceinline__ void wgmma<act, 256>(float (&sum)[128], const uint32_t (&a)[4], uint64_t tokens) {        \
-    LOWBIT_PRODUCT("256", type, LOWBIT_LIST_128, "128", "129", "130", "131", "132", LOWBIT_SUMS_16(0),                 \
+  __device__ __forceinline__ void wgmma<act, 256>(float (&sum)[128], const uint32_t (&a)[4], uint64_t tokens,          \
+                                                  int add) {                                                           \
+    LOWBIT_PRODUCT("256", type, LOWBIT_LIST_128, "128", "129", "130", "131", "132", "133", LOWBIT_SUMS_16(0),          \
                    LOWBIT_SUMS_16(16), LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48), LOWBIT_SUMS_16(64), LOWBIT_SUMS_16(80), \
                    LOWBIT_SUMS_16(96), LOWBIT_SUMS_16(112));                                                           \
   }
