@@ -65,7 +65,15 @@ def families() -> tuple[Family, ...]:
             template=(simd, "templates/cpu/dequant.h", "templates/cpu/gemm.h"),
             shared=(simd, "templates/cpu/product.h"),
         ),
-        Family("decode", "cuda", token_tiles(1, 2, 4), "MatmulArgs", ("templates/decode.cuh",), unit_per_type=True),
+        Family(
+            name="decode",
+            device="cuda",
+            # Other floats, and finer groups, are no slower by the smallest tile of gemm_sm90.
+            variants=token_tiles(1, 2, 4, weights=r"u?int\d|float[48].*", fine=False),
+            args="MatmulArgs",
+            template=("templates/decode.cuh",),
+            unit_per_type=True,
+        ),
         Family(
             name="gemm_sm80",
             device="cuda",

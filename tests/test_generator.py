@@ -91,16 +91,13 @@ def test_every_legal_combination_is_in_manifest_registry_and_one_unit(out):
 def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
     kernels = listed(out, "cuda")
     floats = [a.name for a in ACT_TYPES if not a.on_the_fly]
-    tiles = [("decode", t) for t in (1, 2, 4)] + [("gemm_sm90", t) for t in (8, 16, 32, 64, 128, 256)]
-    tiles += [("gemm_sm80", t) for t in (16, 32, 64, 128)]
+    tiles = [("gemm_sm90", t) for t in (8, 16, 32, 64, 128, 256)] + [("gemm_sm80", t) for t in (16, 32, 64, 128)]
     expected = {(f, w.name, a, t) for w in WEIGHT_TYPES for a in floats[1:] for f, t in tiles}
-    expected |= {
-        ("gemm_sm90", w.name, a, t)
-        for w in WEIGHT_TYPES
-        if w.kind != "float"
-        for a in floats[1:]
-        for t in (48, 96, 192)
-    }
+    some = [("gemm_sm90", t) for t in (48, 96, 192)] + [("decode", t) for t in (1, 2, 4)]
+    ints = [w for w in WEIGHT_TYPES if w.kind != "float"]
+    expected |= {(f, w.name, a, t) for w in ints for a in floats[1:] for f, t in some}
+    others = [w for w in WEIGHT_TYPES if w.kind == "float" and w.bits in (4, 8)]
+    expected |= {("decode", w.name, a, t) for w in others for a in floats[1:] for t in (1, 2, 4)}
     expected |= {("dequant", w.name, a, None) for w in WEIGHT_TYPES for a in floats}
     keys = ("family", "weight", "act", "tokens")
     assert {tuple(map(kernel.get, keys)) for kernel in kernels} == expected
@@ -113,8 +110,9 @@ def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
         lines.append(f"LOWBIT_{kernel['family'].upper()}({kernel['name']}, {', '.join(map(str, numbers))})")
     assert (out / "cuda_registry.inc").read_text().splitlines()[1:] == lines
     units = {kernel["name"]: kernel["unit"] for kernel in kernels}
-    # For each type of x: a unit per C++ type for each family of products, one per width for dequant.
-    assert len(set(units.values())) == 18 * 2 * 3 + 8 * 3
+    # For each type of x: a unit per C++ type for each family of products (decode has some floats alone), one per width
+    # for dequant.
+    assert len(set(units.values())) == 18 * 2 * 2 + 11 * 2 + 8 * 3
     assert units["w4a16_decode_n1"] == units["wu4a16_decode_n4"] != units["wf4e2m1a16_decode_n1"]
     assert units["w4a16_gemm_sm90_n8"] == units["wu4a16_gemm_sm90_n128"] != units["w4a16_decode_n4"]
 

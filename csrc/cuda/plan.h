@@ -37,10 +37,10 @@ struct Question {
   constexpr bool fine() const { return group_size > 0 && group_size < 128; }
 };
 
-// Whether a tile has a kernel for the weight: decode none for floats with zeros, tiles of gemm_sm90 of 48, 96 and 192
-// tokens none for fine groups.
+// Whether a tile has a kernel for the weight: decode none for floats with zeros, decode and tiles of gemm_sm90 of 48,
+// 96 and 192 tokens none for fine groups.
 constexpr bool has_kernel(Family family, int tokens, const Question& q) {
-  if (family == Family::kDecode) return !q.is_float || q.zero_kind == ZeroKind::kNone;
+  if (family == Family::kDecode) return !q.fine() && (!q.is_float || q.zero_kind == ZeroKind::kNone);
   return family != Family::kGemmSm90 || (tokens != 48 && tokens != 96 && tokens != 192) || !q.fine();
 }
 

@@ -5,7 +5,8 @@
 //
 // A warp multiplies row tiles of W, 16 rows each, by x, 128 k at a time (a step); its codes come through a ring of its
 // own in shared memory, and x of the block stays there (decode/resident.cuh). There are two workers: integers times x
-// as 8-bit digits (byte_worker.cuh), and floats and scales finer than 128 k times x in its own type (chunk_worker.cuh).
+// as 8-bit digits (byte_worker.cuh), and floats times x in its own type (float_worker.cuh). Groups of at least 128, and
+// floats without zeros: gemm_sm80 and gemm_sm90 take the rest, finer groups in half the time that this took.
 // Weights do not depend on the kernel before: the first of them are fetched before griddepcontrol.wait.
 //
 // Blocks take half of a multiprocessor, so that the next launch starts early beside them, or all of it, where twice as
@@ -26,11 +27,6 @@
 
 namespace lowbit::decode {
 
-// Whether a kernel is built. Why no larger blocks for scales finer than 128 k: they were no faster. Why none for floats
-// with zeros: hardly anyone has such weights, and gemm_sm80 and gemm_sm90 take them.
-template <class Weight, class Tile, class Form>
-constexpr bool kBuilt = (Tile::kKind == Kind::kHalf || !Form::kFine) && !(Weight::kFloat && Form::kZeros);
-
 // Launches a kernel of `traits`; cudaErrorInvalidValue when its blocks can't hold x.
 inline int launch_resident(void (*function)(Problem), const Traits& traits, Problem p, Launch launch,
                            Prepared& prepared) {
@@ -42,16 +38,11 @@ inline int launch_resident(void (*function)(Problem), const Traits& traits, Prob
   return start(function, p, p.grid, 32 * traits.warps, traits.shared_bytes, 1 << p.cluster_shift, launch);
 }
 
-// The same; cudaErrorInvalidValue also when it is not built.
-template <class Weight, class Act, class Tile, class Form>
+template <class Weight, class Act, class Tile, bool Zeros>
 inline int launch_kernel(const Problem& p, const Launch& launch) {
-  if constexpr (kBuilt<Weight, Tile, Form>) {
-    static Prepared prepared;
-    using Worker = WorkerOf<Weight, Act, Tile, Form::kFine, Form::kZeros>;
-    return launch_resident(resident<Weight, Act, Tile, Form::kFine, Form::kZeros>, kTraits<Worker, Tile>, p, launch,
-                           prepared);
-  }
-  return cudaErrorInvalidValue;
+  static Prepared prepared;
+  return launch_resident(resident<Weight, Act, Tile, Zeros>, kTraits<WorkerOf<Weight, Act, Tile, Zeros>, Tile>, p,
+                         launch, prepared);
 }
 
 // Whether a product rather takes whole multiprocessors: the larger blocks gain more than it costs that the next launch
@@ -59,6 +50,18 @@ inline int launch_kernel(const Problem& p, const Launch& launch) {
 inline bool prefers_whole(const Problem& p, int tokens, int bits) {
   const int64_t steps = static_cast<int64_t>(p.tiles) * p.steps, megabytes = 256 * bits * steps >> 20;
   return steps > 48 * 1024 || megabytes > (tokens <= 2 ? 20 : 31);
+}
+
+// Of the two kernels that may hold the problem, the faster one first.
+template <class Weight, class Act, class Tile, bool Zeros>
+inline int launch_either(const Problem& p, const Launch& launch) {
+  const bool whole = prefers_whole(p, Tile::kTokens, Weight::kBits);
+  int error = cudaErrorInvalidValue;
+  for (const bool other : {false, true})
+    if (error == cudaErrorInvalidValue)
+      error = whole != other ? launch_kernel<Weight, Act, decode::Tile<Tile::kTokens, Kind::kWhole>, Zeros>(p, launch)
+                             : launch_kernel<Weight, Act, decode::Tile<Tile::kTokens, Kind::kHalf>, Zeros>(p, launch);
+  return error;
 }
 
 // The problem, but for how it is spread.
@@ -96,17 +99,11 @@ template <class Weight, class Act, class Tile>
 inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   if (args.x.m < 1 || args.x.m > Tile::kTokens || args.w.scale_type == ScaleType::kFloat32)
     return cudaErrorInvalidValue;
+  if (args.w.group_size > 0 && args.w.group_size < kStepK) return cudaErrorInvalidValue;
   const Problem p = pose(args, affine, Weight::kBits, Weight::kFloat);
-  const bool whole = prefers_whole(p, Tile::kTokens, Weight::kBits);
-  return with_form<Weight::kFloat>(args.w, [&](auto form) {
-    using Form = decltype(form);
-    int error = cudaErrorInvalidValue;
-    for (const bool other : {false, true})  // of the two that may hold the problem, the faster one first
-      if (error == cudaErrorInvalidValue)
-        error = whole != other ? launch_kernel<Weight, Act, decode::Tile<Tile::kTokens, Kind::kWhole>, Form>(p, launch)
-                               : launch_kernel<Weight, Act, decode::Tile<Tile::kTokens, Kind::kHalf>, Form>(p, launch);
-    return error;
-  });
+  if (p.zero_kind == ZeroKind::kNone) return launch_either<Weight, Act, Tile, false>(p, launch);
+  if constexpr (!Weight::kFloat) return launch_either<Weight, Act, Tile, true>(p, launch);
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace lowbit::decode

@@ -13,20 +13,20 @@
 #include <type_traits>
 
 #include "byte_worker.cuh"
-#include "chunk_worker.cuh"
+#include "float_worker.cuh"
 #include "meeting.cuh"
 #include "shape.cuh"
 
 namespace lowbit::decode {
 
-// Integers multiply as bytes; floats, and scales finer than 128 k, in the type of x.
-template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-using WorkerOf = std::conditional_t<Fine || Weight::kFloat, ChunkWorker<Weight, Act, Tile, Fine, Zeros>,
-                                    ByteWorker<Weight, Act, Tile, Zeros>>;
+// Integers multiply as bytes, floats in the type of x.
+template <class Weight, class Act, class Tile, bool Zeros>
+using WorkerOf =
+    std::conditional_t<Weight::kFloat, FloatWorker<Weight, Act, Tile>, ByteWorker<Weight, Act, Tile, Zeros>>;
 
-template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+template <class Weight, class Act, class Tile, bool Zeros>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const __grid_constant__ Problem p) {
-  using Worker = WorkerOf<Weight, Act, Tile, Fine, Zeros>;
+  using Worker = WorkerOf<Weight, Act, Tile, Zeros>;
   using Ring = typename Worker::Ring;
   using Map = decode::Map<Ring, Tile>;
   extern __shared__ __align__(128) uint8_t memory[];

@@ -1,4 +1,4 @@
-// The weights of one warp on their way into its ring: codes step by step (a stage), scales chunk by chunk.
+// The floats of one warp on their way into its ring: codes step by step (a stage), scales chunk by chunk.
 //
 // Every lane copies 16 bytes at a time; a commit group is one stage. fetch() is called once a stage also when nothing
 // is left, so that the count of groups in flight stays what the caller waits for.
@@ -11,17 +11,16 @@
 
 namespace lowbit::decode {
 
-// What goes into a ring: stages, a step of kRows row tiles each, plane by plane; and scales, then zeros, of chunks.
-template <class Weight, class Tile, bool Fine, bool Zeros>
-struct ChunkRing {
+// What goes into a ring: stages, a step of kRows row tiles each, plane by plane; and scales of chunks.
+template <class Weight, class Tile>
+struct FloatRing {
   static constexpr int kBits = Weight::kBits;
   // Row tiles side by side: they share x. Why not always 2: registers, and bytes that are waited for at once.
-  static constexpr int kRows = !Fine && kBits <= 4 ? 2 : 1;
-  static constexpr int kChunk = Fine ? 2 : 8;            // steps whose scales come together, with the first stage
+  static constexpr int kRows = kBits <= 4 ? 2 : 1;
+  static constexpr int kChunk = 8;                       // steps whose scales come together, with the first stage
   static constexpr int kTileBytes = 2 * kStepK * kBits;  // of one row tile in a stage
   static constexpr int kStageBytes = kTileBytes * kRows;
-  static constexpr int kGroupBytes = 32 * kChunk * (Fine ? 8 : 1);
-  static constexpr int kTileScaleBytes = kGroupBytes * (Zeros ? 2 : 1);
+  static constexpr int kTileScaleBytes = 32 * kChunk;
   static constexpr int kScaleBytes = kTileScaleBytes * kRows;
   static constexpr int kFit = Tile::kRingBytes / (kStageBytes + kScaleBytes);
   static constexpr int kDepth = kFit < 2 ? 2 : kFit > 8 ? 8 : kFit;  // stages
@@ -30,9 +29,9 @@ struct ChunkRing {
   static constexpr int kBytes = kDepth * kStageBytes + kScaleSlots * kScaleBytes;
 };
 
-template <class Weight, class Tile, bool Fine, bool Zeros>
-struct ChunkFeed {
-  using Ring = ChunkRing<Weight, Tile, Fine, Zeros>;
+template <class Weight, class Tile>
+struct FloatFeed {
+  using Ring = FloatRing<Weight, Tile>;
   static constexpr int kBits = Weight::kBits;
   static constexpr int kPlanes = planes::plane_count(kBits);
 
@@ -45,7 +44,7 @@ struct ChunkFeed {
   int rows, chunk, left;
   uint32_t to, scales_to;
 
-  __device__ ChunkFeed(const Position& at, uint32_t ring_address)
+  __device__ FloatFeed(const Position& at, uint32_t ring_address)
       : p(at.p),
         lane(at.lane),
         ring(ring_address),
@@ -55,7 +54,7 @@ struct ChunkFeed {
         to(ring_address),
         scales_to(ring_address + Ring::kDepth * Ring::kStageBytes) {}
 
-  // Finds the codes of a chunk and fetches its scales: lanes of the lower half do, those of the upper half fetch zeros.
+  // Finds the codes of a chunk and fetches its scales: lanes of the lower half do.
   __device__ __forceinline__ void open_chunk() {
     left = 0;
     if (walk.tile >= walk.end_tile) return;
@@ -69,19 +68,16 @@ struct ChunkFeed {
 
     const int last_k = min((chunk + left) * kStepK, p.k) - 1;
     const int group = chunk * kStepK >> p.group_shift;
-    const int bytes = ((last_k >> p.group_shift) - group + 1) * 32 - lane % 16 * 16;
-    const uint8_t* from =
-        (lane < 16 ? p.scales : p.zeros) + (static_cast<int64_t>(walk.tile) * p.groups + group) * 32 + lane % 16 * 16;
-    const uint32_t place = scales_to + lane % 16 * 16 + (lane < 16 ? 0 : Ring::kGroupBytes);
+    const int bytes = ((last_k >> p.group_shift) - group + 1) * 32 - lane * 16;
+    const uint8_t* from = p.scales + (static_cast<int64_t>(walk.tile) * p.groups + group) * 32 + lane * 16;
     rows = min(Ring::kRows, walk.end_tile - walk.tile);
+    static_assert(Ring::kTileScaleBytes == 256);
 #pragma unroll
     for (int r = 0; r < Ring::kRows; ++r) {
       if (r >= rows) break;
-#pragma unroll
-      for (int i = 0; i < Ring::kGroupBytes / 256; ++i)
-        if (i * 256 < bytes && (Zeros || lane < 16))
-          ptx::copy_async(place + r * Ring::kTileScaleBytes + i * 256,
-                          from + static_cast<int64_t>(r) * p.groups * 32 + i * 256);
+      if (lane < 16 && bytes > 0)
+        ptx::copy_async(scales_to + r * Ring::kTileScaleBytes + lane * 16,
+                        from + static_cast<int64_t>(r) * p.groups * 32);
     }
     scales_to += Ring::kScaleBytes;
     if (scales_to == ring + Ring::kBytes) scales_to -= Ring::kScaleSlots * Ring::kScaleBytes;
