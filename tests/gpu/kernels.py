@@ -47,9 +47,11 @@ def is_wide(name: str) -> bool:
 
 def scales_values(name: str, pw: lowbit.PackedWeight) -> bool:
     """Whether a kernel applies scales to values of a weight: wide ones do, but those of gemm_sm90 with groups of at
-    least 128 where zeros are not added after the scale.
+    least 128 where zeros are not added after the scale, and of floats where there are none.
     """
-    return is_wide(name) and (family(name) == "gemm_sm80" or pw.zero_kind == "min" or 0 < pw.group_size < 128)
+    if not is_wide(name) or family(name) == "gemm_sm80" or 0 < pw.group_size < 128:
+        return is_wide(name)
+    return pw.zero_kind == "min" or (pw.dtype.kind == "float" and pw.zero_kind != "none")
 
 
 def rounds(name: str, pw: lowbit.PackedWeight) -> bool:
