@@ -21,6 +21,7 @@ from torch import nn
 from ..errors import LowbitError
 from ..nn import Linear
 from ..quantizers import CALIBRATED, Moments, clip, gptq, quantize
+from ..quantizers.rule import checked_weight, expect_finite
 from .blocks import Blocks, Readers, recording
 from .decoder import checked_tokens, whole_pass
 from .folding import fold_scales
@@ -47,6 +48,8 @@ def quantize_calibrated(
     tokens = checked_tokens(model, calibration)
     modes = [(module, module.training) for module in model.modules()]
     work = _Work(model, chosen, dict(modes), prepare, progress)
+    for linear, _, _ in chosen:
+        work.named(linear, lambda weight=linear.weight: expect_finite(checked_weight(weight)))
     try:
         with torch.no_grad():
             model.eval()
@@ -83,7 +86,9 @@ class _Work:
             groups = blocks.readers(index)
             for group in groups:
                 awq = {m: self.left[m][1] for m in group.linears if self._method(m) == "awq"}
-                fold_scales(blocks, index, group, awq, self._set_data, self.shared)
+                if awq:
+                    fold = (blocks, index, group, awq, self._set_data, self.shared)
+                    self.named(next(iter(awq)), lambda fold=fold: fold_scales(*fold))
             for group in groups:
                 self._step(blocks, index, group)
         if not last:
@@ -93,7 +98,7 @@ class _Work:
         todo = [linear for linear in group.linears if linear in self.left]
         moments = None
         if group.calls and any(self._method(linear) in CALIBRATED for linear in todo):
-            moments = self._named(todo[0], lambda: blocks.moments(index, group))
+            moments = self.named(todo[0], lambda: blocks.moments(index, group))
         for linear in todo:
             self._replace(linear, moments)
 
@@ -111,14 +116,15 @@ class _Work:
     def _method(self, linear) -> str | None:
         return self.left[linear][1]["method"] if linear in self.left else None
 
-    def _named(self, linear, make):
+    def named(self, linear, make):
+        """What make() returns; an error gets the layer's name."""
         try:
             return make()
         except LowbitError as error:
             raise type(error)(f"{self.left[linear][0][0]}: {error}") from error
 
     def _replace(self, linear: nn.Linear, moments: Moments | None) -> None:
-        layer = self._named(linear, lambda: self._quantized(linear, moments))
+        layer = self.named(linear, lambda: self._quantized(linear, moments))
         names, _ = self.left.pop(linear)
         for name in names:
             parent, _, last = name.rpartition(".")
