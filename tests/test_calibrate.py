@@ -308,6 +308,41 @@ def test_a_model_without_blocks_is_refused():
         lowbit.quantize_model(model, "int4", method="gptq", calibration=_IDS)
 
 
+def test_models_of_two_parts_are_refused():
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 96}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes))
+    with pytest.raises(SchemeError, match="encoder with a decoder"):
+        lowbit.quantize_model(model, "int4", method="gptq", calibration=_IDS)
+
+
+def test_plain_torch_models_need_no_transformers(tokens):
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+
+        def forward(self, x):
+            return x + self.down(torch.relu(self.up(x)))
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.lm_head = torch.nn.Embedding(96, 32), torch.nn.Linear(32, 96)
+            self.layers = torch.nn.ModuleList(Block() for _ in range(3))
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            for layer in self.layers:
+                x = layer(x)
+            return self.lm_head(x)
+
+    torch.manual_seed(0)
+    model = Net()
+    done = quantized(model, "gptq", "int8", calibration=tokens)
+    assert sum(isinstance(m, lowbit.Linear) for m in done.modules()) == 6
+    torch.testing.assert_close(done(tokens), model(tokens), rtol=0.05, atol=0.05)
+
+
 def test_a_layer_that_no_token_reaches_is_named(tokens):
     model = tiny()
     model.model.layers[1].mlp.spare = torch.nn.Linear(64, 32)

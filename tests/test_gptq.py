@@ -178,3 +178,14 @@ def test_moments_are_the_sums_of_the_tokens(rng):
     moments.add(torch.full((1, 16), math.inf))
     with pytest.raises(QuantizationError, match="finite"):
         _ = moments.second
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_chooses_like_the_cpu(rng):
+    w, moments = data(40, 256, rng)
+    for name in ("int3", "uint4", "float4_e2m1"):
+        here, there = gptq(w, moments, name, group_size=64), gptq(w.cuda(), moments.cuda(), name, group_size=64)
+        assert there.device.type == "cuda"
+        after, expected = (output_error(q.cpu().dequantize().float() - w, moments) for q in (there, here))
+        assert abs(after - expected) < 0.1 * expected  # ties may turn a code and the rest of its row

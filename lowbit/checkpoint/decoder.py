@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import nn
 
@@ -14,6 +16,8 @@ def find_blocks(model: nn.Module) -> nn.ModuleList:
 
     Looked for in ``model.get_decoder()`` where the model has one. Raises SchemeError when there is none.
     """
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        raise SchemeError("calibration expects a model that reads token ids alone, got an encoder with a decoder")
     base = model.get_decoder() if hasattr(model, "get_decoder") else model
     lists = {name: m for name, m in (base or model).named_modules() if isinstance(m, nn.ModuleList) and len(m)}
     found = [
@@ -49,5 +53,7 @@ def checked_tokens(model: nn.Module, tokens) -> torch.Tensor:
 
 
 def whole_pass(model: nn.Module, batch: torch.Tensor) -> None:
-    """One forward pass of the whole model without a cache."""
-    model(batch, use_cache=False) if hasattr(model, "config") else model(batch)
+    """One forward pass of the whole model, without a cache where it could make one."""
+    accepted = inspect.signature(model.forward).parameters.values()
+    cached = any(p.name == "use_cache" or p.kind is p.VAR_KEYWORD for p in accepted)
+    model(batch, **({"use_cache": False} if cached else {}))
