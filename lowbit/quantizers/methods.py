@@ -91,39 +91,30 @@ def hqq(rule: Rule, w: torch.Tensor) -> Found:
     starts from the range of rtn and from that of mse, and keeps the best that was seen, judged by what is stored: in
     that norm no group is worse than under rtn or mse.
     """
-    best: Found | None = None
-    for start in (rtn, mse):
-        found = start(rule, w)
-        if best is None:
-            best = Found(found.scales, found.zeros)
-            least = _sparse_error(rule.error(w, found))
+    best, least = rtn(rule, w), None
+    for found in (best, mse(rule, w)):
         beta = _BETA
         for i in range(_ITERATIONS + 1):
             values = rule.values(rule.positions(w, found), w)
             lost = w - rule.read(values, found)
-            now = _sparse_error(lost)
-            better = now < least * _GAIN
-            torch.where(better, now, least, out=least)
-            best.replace(better, found)
+            # Why in steps: then beta means the same for weights of any size.
+            unit = found.scales.float()
+            unit = torch.where(unit == 0, 1, unit).unsqueeze(-1)
+            size = lost.abs().div_(unit)
+            power = size.pow(_P)
+            now = power.sum(-1).mul_(unit.squeeze(-1).pow(_P))
+            if least is None:
+                best, least = Found(found.scales, found.zeros), now
+            else:
+                better = now < least * _GAIN
+                least = torch.where(better, now, least)
+                best.replace(better, found)
             if i < _ITERATIONS:
-                found = _refit(rule, w - _shrink(lost, beta, found), values, found)
+                # The generalized soft threshold of the paper: what of the error is taken for sparse.
+                kept = (size - power.div_(size.clamp(min=1e-8)).div_(beta)).clamp_(min=0).mul_(unit)
+                found = _refit(rule, w - kept.copysign_(lost), values, found)
                 beta *= _GROWTH
     return best
-
-
-def _sparse_error(error: torch.Tensor) -> torch.Tensor:
-    # Why in units of the largest: a power of the tiny errors of tiny weights would round to 0.
-    top = error.abs().amax(-1)
-    unit = torch.where(top == 0, 1, top)
-    return (error.abs() / unit.unsqueeze(-1)).pow_(_P).sum(-1) * top.pow(_P)
-
-
-def _shrink(lost: torch.Tensor, beta: float, found: Found) -> torch.Tensor:
-    """The generalized soft threshold of the paper. Errors are counted in steps, so that no unit of weights matters."""
-    unit = found.scales.float().abs().unsqueeze(-1)
-    size = lost.abs() / torch.where(unit == 0, 1, unit)
-    kept = (size - size.clamp(min=1e-8).pow(_P - 1) / beta).clamp_(min=0)
-    return lost.sign() * kept * unit
 
 
 def _refit(rule: Rule, target: torch.Tensor, values: torch.Tensor, found: Found) -> Found:
