@@ -302,6 +302,13 @@ def test_bad_settings_are_known_before_the_work(options, error, words, monkeypat
     unchanged(model, before)
 
 
+def test_a_weight_that_is_made_anew_in_every_pass_is_refused(tokens):
+    model = tiny()
+    torch.nn.utils.weight_norm(model.model.layers[1].mlp.up_proj)
+    with pytest.raises(DtypeError, match=r"layers\.1\.mlp\.up_proj: weight must be a torch.Tensor, got NoneType"):
+        lowbit.quantize_model(model, "int4", group_size=32, method="gptq", calibration=tokens)
+
+
 def test_a_model_without_blocks_is_refused():
     model = torch.nn.Sequential(torch.nn.Embedding(9, 32), torch.nn.Linear(32, 32))
     with pytest.raises(SchemeError, match="found none"):

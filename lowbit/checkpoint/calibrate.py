@@ -49,7 +49,9 @@ def quantize_calibrated(
     modes = [(module, module.training) for module in model.modules()]
     work = _Work(model, chosen, dict(modes), prepare, progress)
     for linear, _, _ in chosen:
-        work.named(linear, lambda weight=linear.weight: expect_finite(checked_weight(weight)))
+        # Why not linear.weight: one that is made anew in every pass cannot be changed.
+        own = linear._parameters.get("weight")
+        work.named(linear, lambda own=own: expect_finite(checked_weight(own)))
     try:
         with torch.no_grad():
             model.eval()
