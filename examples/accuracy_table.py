@@ -109,8 +109,9 @@ def page(facts: dict, rows: list[dict]) -> str:
         "- **added**: bits a byte above the float model's. **KL**: mean distance of the prediction from the float "
         "model's, in bits a token; the less noisy of the two. **same**: how often the most likely byte is the same.",
         f"- **with outliers**: {CHANNELS} of 192 gains of each norm are multiplied by {FACTOR} and the columns that "
-        f"read them divided by {FACTOR}. In float the function is the same (KL {facts['moved']['kl']:.0e}).",
-        "- `int` is symmetric, `uint` has a zero point, with a fraction under `hqq`.",
+        f"read them divided by {FACTOR}. In float the function is the same (KL {abs(facts['moved']['kl']):.0e}).",
+        "- `int` is symmetric, `uint` has a zero point, with a fraction under `hqq`. With outliers that costs: no code "
+        "means 0 any more, and the small weights that large activations meet are read up to half a step off.",
         "- `hadamard + mse`: weights rotated in blocks along K, quantized, rotated back; the kernels do not rotate "
         "activations yet. With outliers it is worse: rotated, they meet the rounding errors of all weights of a block.",
         "",

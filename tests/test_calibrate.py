@@ -302,6 +302,7 @@ def test_bad_settings_are_known_before_the_work(options, error, words, monkeypat
     unchanged(model, before)
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
 def test_a_weight_that_is_made_anew_in_every_pass_is_refused(tokens):
     model = tiny()
     torch.nn.utils.weight_norm(model.model.layers[1].mlp.up_proj)
