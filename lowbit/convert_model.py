@@ -6,10 +6,14 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 
+import torch
 from torch import nn
 
+from .checkpoint.calibrate import quantize_calibrated
 from .errors import DtypeError, LowbitError, SchemeError, nearest
 from .nn import Linear
+from .ops.schema import check_act
+from .quantizers import CALIBRATED, quantize
 
 _SKIP = ("lm_head",)
 _OPTIONS = ("dtype", "group_size", "method", "zero_kind", "act")
@@ -25,10 +29,17 @@ def quantize_model(
     act: str | None = None,
     skip: Iterable[str] = _SKIP,
     dynamic: Mapping[str, Mapping | None] | None = None,
+    calibration: torch.Tensor | None = None,
     prepare: bool = True,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> nn.Module:
     """Replace every module that is exactly an ``nn.Linear`` by a quantized :class:`~lowbit.nn.Linear`, in place.
+
+    method: "rtn", "mse" and "hqq" need only the weights (:func:`lowbit.quantize`). "gptq" (Frantar et al. 2022) and
+    "awq" (Lin et al. 2023) are for causal language models, called as ``model(ids, use_cache=False)``: they read
+    ``calibration``, token ids int ``[samples, length]`` without padding, one decoder block after the other. "awq" also
+    changes float weights, where a scale can be folded into the norm or linear layer before without a change of the
+    function, else it only clips.
 
     skip: layers to leave alone; dynamic: settings (dtype, group_size, method, zero_kind, act) for some layers, or None
     to leave them alone. Both name layers by a module's name (``lm_head``, ``layers.3.mlp``: whole dotted parts of the
@@ -61,6 +72,8 @@ def quantize_model(
     skipped.expect_used(everything)
     overridden.expect_used(everything)
     chosen = _without_tied(model, chosen)
+    if _needs_calibration(chosen, calibration):
+        return quantize_calibrated(model, chosen, calibration, prepare=prepare, progress=progress)
     if not chosen:
         raise SchemeError(f"expected an nn.Linear to quantize, got none: the model has {len(places)}, all left alone")
 
@@ -78,6 +91,28 @@ def quantize_model(
             parent, _, last = name.rpartition(".")
             model.get_submodule(parent)._modules[last] = layer
     return model
+
+
+def _needs_calibration(chosen: list, calibration) -> bool:
+    """Whether a layer's method reads calibration data. Raises SchemeError when that is missing, or nobody reads it."""
+    named = [(names[0], options) for _, names, options in chosen if options["method"] in CALIBRATED]
+    if not named:
+        if calibration is not None:
+            raise SchemeError(f"calibration is read by the methods {' and '.join(CALIBRATED)}, but no layer uses one")
+        return False
+    if calibration is None:
+        method = named[0][1]["method"]
+        raise SchemeError(f"method {method!r} needs calibration=token ids [samples, length], got none")
+    # Why here: a setting that does not exist should be known before an hour of work.
+    for _, names, options in chosen:
+        plain = {key: value for key, value in options.items() if key not in ("act", "method")}
+        try:
+            method = options["method"]
+            quantize(torch.zeros(1, 16), method="mse" if method in CALIBRATED else method, **plain)
+            check_act(options["act"])
+        except LowbitError as error:
+            raise type(error)(f"{names[0]}: {error}") from error
+    return True
 
 
 def _places(model: nn.Module) -> list[tuple[nn.Linear, list[str]]]:

@@ -1,4 +1,4 @@
-"""Where `lowbit demo` takes its checkpoint and its text from, and what it says when they cannot be used."""
+"""Where `lowbit demo` and `lowbit eval` take checkpoint and text from, and what it says when they cannot be used."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def sentences(text: str, count: int) -> list[str]:
     return found
 
 
-def kind_of_checkpoint(folder: Path) -> str:
+def kind_of_checkpoint(folder: Path, quantized: bool = False) -> str:
     """ "causal" (predicts the next token) or "encoder" (makes embeddings), from the config.json of a checkpoint folder.
 
-    Raises FormatError when the folder is missing, is no HuggingFace checkpoint, is already quantized, or holds a model
-    that is neither.
+    Raises FormatError when the folder is missing, is no HuggingFace checkpoint, is already quantized (unless that is
+    allowed), or holds a model that is neither.
     """
     if not folder.is_dir():
         raise FormatError(f"the checkpoint folder {folder} does not exist; give a folder with config.json and weights")
@@ -57,7 +57,7 @@ def kind_of_checkpoint(folder: Path) -> str:
         raise FormatError(f"{folder} is not a HuggingFace checkpoint: its config.json is not JSON") from None
     if not isinstance(config, dict) or not config.get("architectures"):
         raise FormatError(f"{folder} is not a HuggingFace checkpoint: its config.json names no architecture")
-    if config.get("quantization_config"):
+    if config.get("quantization_config") and not quantized:
         raise FormatError(f"the checkpoint {folder} is already quantized; give the one it was made from")
     if not [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]:
         raise FormatError(f"{folder} is not a HuggingFace checkpoint: it has no *.safetensors file")
@@ -65,5 +65,5 @@ def kind_of_checkpoint(folder: Path) -> str:
     if architecture.endswith(("ForCausalLM", "LMHeadModel")):
         return "causal"
     if config.get("is_encoder_decoder") or "vocab_size" not in config:
-        raise FormatError(f"lowbit demo measures causal language models and text encoders, got {architecture}")
+        raise FormatError(f"only causal language models and text encoders can be measured, got {architecture}")
     return "encoder"

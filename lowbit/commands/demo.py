@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import datetime
-import json
-import os
 import statistics
-from importlib.metadata import version
 from pathlib import Path
 
 from ..dtypes import weight_type
@@ -16,9 +12,7 @@ from ..errors import LowbitError
 from ..scheme import Scheme
 from .corpus import CHECKPOINT, HELD_OUT, kind_of_checkpoint, read_text
 from .progress import Progress
-
-_FACTS = ("lowbit", "torch", "python", "cpu", "in use", "threads")
-_ITEM = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+from .report import check_target, context, item_of, render, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     types.add_argument("--bits", default="8,4,3,2,1", help="widths to try, as int types (default: %(default)s)")
     types.add_argument("--dtype", help="weight types to try instead of --bits, such as uint4,float4_e2m1")
     parser.add_argument("--group-size", type=int, default=64, help="weights that share a scale (default: %(default)s)")
-    parser.add_argument("--method", default="mse", help="rtn or mse (default: %(default)s)")
+    parser.add_argument("--method", default="mse", help="rtn, mse or hqq (default: %(default)s)")
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="a HuggingFace checkpoint: causal LM or encoder")
     parser.add_argument("--text", type=Path, metavar="FILE", help="the UTF-8 text to measure with")
     parser.add_argument("--bytes", type=int, metavar="N", help="measure with the first N bytes of the text only")
@@ -75,8 +69,7 @@ def measure(args: argparse.Namespace) -> dict:
         text = text.encode()[: args.bytes].decode(errors="ignore")
     if args.threads is not None and args.threads < 1:
         raise LowbitError(f"--threads must be at least 1, got {args.threads}")
-    if args.json and not args.json.absolute().parent.is_dir():
-        raise LowbitError(f"the folder of --json {args.json} does not exist")
+    check_target(args.json)
 
     import torch
 
@@ -93,15 +86,14 @@ def _measure(args, types: list[str], folder: Path, kind: str, text: str) -> dict
     import torch
 
     from .. import extension, quantize, quantize_model
-    from .info import info
-    from .measure import ROUNDS, CausalMeter, EncoderMeter, load, size_as_saved
+    from .measure import ROUNDS, CausalMeter, EncoderMeter, load, size_as_saved, speeds
 
     for name in types:  # the quantizer itself judges the settings, on a weight that takes no time
         quantize(torch.zeros(1, 16), name, group_size=args.group_size, method=args.method)
     extension.load()
     model, tokenizer = load(folder, kind)
     meter = (CausalMeter if kind == "causal" else EncoderMeter)(model, tokenizer, text)
-    item = _item_of(folder)
+    item = item_of(folder)
     rates, rows = [], []
     with Progress((1 + len(types)) * meter.steps + len(types) * ROUNDS) as progress:
         progress.start("float")
@@ -112,15 +104,12 @@ def _measure(args, types: list[str], folder: Path, kind: str, text: str) -> dict
             quantize_model(quantized, name, **options, progress=progress.note)
             progress.start(name)
             row = {"type": name, **size_as_saved(quantized, item), **meter.quality(quantized, model, progress)}
-            pairs = []
-            for _ in range(ROUNDS):
-                pairs.append((meter.speed(model), meter.speed(quantized)))
-                progress.step()
-            rates += [pair[0] for pair in pairs]
-            row["rate"] = statistics.median(pair[1] for pair in pairs)
+            beside, own = speeds(meter, (model, quantized), progress)
+            rates += beside
+            row["rate"] = statistics.median(own)
             row["bits_a_weight"] = 8 * row["linear_bytes"] / row["linear_weights"]
             rows.append(row)
-    weights, facts = rows[0]["linear_weights"], info()
+    weights = rows[0]["linear_weights"]
     first |= size_as_saved(model, item)
     first |= {"linear_weights": weights, "linear_bytes": weights * item, "bits_a_weight": 8.0 * item}
     first["rate"] = statistics.median(rates)
@@ -130,62 +119,11 @@ def _measure(args, types: list[str], folder: Path, kind: str, text: str) -> dict
         "text": {"file": (args.text or HELD_OUT).name, "bytes": meter.bytes},
         "group_size": args.group_size,
         "method": args.method,
-        "date": datetime.date.today().isoformat(),
-        "environment": {name: facts[name] for name in _FACTS} | {"transformers": version("transformers")},
+        **context(),
         "columns": list(meter.columns),
-        "notes": list(meter.about),
+        "notes": [
+            "MB as saved, scales included; the float row is computed in float32, whatever type it is stored in.",
+            *meter.about,
+        ],
         "rows": [first, *rows],
     }
-
-
-def _item_of(folder: Path) -> int:
-    """Bytes of a number as the checkpoint stores it, from its config.json."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return _ITEM.get(str(config.get("dtype") or config.get("torch_dtype")), 4)
-
-
-def render(report: dict) -> str:
-    """The table as text, with a line of context above and the meaning of the columns below."""
-    columns = [
-        ("type", "type", "{}"),
-        ("bits_a_weight", "bits a weight", "{:.2f}"),
-        ("linear_bytes", "linears MB", "{:.3f}"),
-        ("total_bytes", "all MB", "{:.3f}"),
-        *report["columns"],
-    ]
-    lines = [[title for _, title, _ in columns]]
-    for row in report["rows"]:
-        shown = {**row, "linear_bytes": row["linear_bytes"] / 1e6, "total_bytes": row["total_bytes"] / 1e6}
-        lines.append([form.format(shown[key]) if key in shown else "-" for key, _, form in columns])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    table = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-    table.insert(1, "  ".join("-" * width for width in widths))
-    facts = report["environment"]
-    versions = ", ".join(f"{name} {facts[name]}" for name in ("lowbit", "torch", "transformers", "python"))
-    text = report["text"]
-    head = [
-        f"{report['model']}: {report['parameters'] / 1e6:.2f} M parameters; {text['bytes']} bytes of {text['file']}; "
-        f"groups of {report['group_size']}, method {report['method']}",
-        f"{versions}; {facts['cpu']}, {facts['in use']} kernels, threads: {facts['threads']}",
-        "",
-    ]
-    foot = [
-        "",
-        "MB as saved, scales included; the float row is computed in float32, whatever type it is stored in.",
-        *report["notes"],
-    ]
-    if report["parameters"] < 5e6:
-        foot.append("A model this small spends most of its time outside the products: its speed is not the kernels'.")
-    return "\n".join([*head, *table, *foot])
-
-
-def write_json(report: dict, path: Path) -> None:
-    """Write the report beside ``path`` first and rename it, so that no half-written file is ever seen."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        kept = {key: value for key, value in report.items() if key not in ("columns", "notes")}
-        draft.write_text(json.dumps(kept, indent=1) + "\n")
-        os.replace(draft, path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise LowbitError(f"{path} cannot be written: {error.strerror or error}") from None

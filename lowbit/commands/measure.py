@@ -1,4 +1,4 @@
-"""What `lowbit demo` measures: how far a quantized copy of a model is from the float model, its size and its speed."""
+"""What `lowbit demo` and `lowbit eval` measure: how far a model is from the float model, its size and its speed."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from .corpus import sentences
 ROUNDS = 5  # timed runs of the float and of the quantized model, in turns; the median counts
 
 
-def load(folder: Path, kind: str):
-    """(model in float32 on the CPU, tokenizer) of a checkpoint folder; ``kind`` as :func:`corpus.kind_of_checkpoint`.
+def load(folder: Path, kind: str, dtype: torch.dtype = torch.float32):
+    """(model on the CPU, in dtype, tokenizer) of a checkpoint folder; ``kind`` as :func:`corpus.kind_of_checkpoint`.
 
     Raises LowbitError without transformers, FormatError where the folder does not load or lacks tensors.
     """
     try:
         import transformers
     except ImportError:
-        raise LowbitError("lowbit demo needs transformers, which is not installed: pip install 'lowbit[hf]'") from None
+        raise LowbitError("this command needs transformers, which is not installed: pip install 'lowbit[hf]'") from None
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     auto = transformers.AutoModelForCausalLM if kind == "causal" else transformers.AutoModel
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-        model, found = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **options)
+        model, found = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options)
     except Exception as error:  # Why: a broken file raises whatever its parser raises; the user needs the file's name
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FormatError(f"the checkpoint {folder} does not load with transformers: {reason}") from error
@@ -60,8 +60,17 @@ def size_as_saved(model, item: int) -> dict:
     return {"linear_bytes": linear, "linear_weights": weights, "total_bytes": linear + other}
 
 
+def speeds(meter, models, progress) -> list[list[float]]:
+    """For each model what ``meter.speed`` says in ROUNDS rounds, in turns, so that all see the same machine."""
+    rounds = []
+    for _ in range(ROUNDS):
+        rounds.append([meter.speed(model) for model in models])
+        progress.step()
+    return [list(column) for column in zip(*rounds)]
+
+
 class CausalMeter:
-    """Bits a byte of a text, KL to the float model's next-token distribution, and greedy tokens a second."""
+    """Bits a byte and perplexity of a text, KL to the float model's next-token distribution, greedy tokens a second."""
 
     columns = (
         ("bits_a_byte", "bits a byte", "{:.4f}"),
@@ -74,7 +83,8 @@ class CausalMeter:
         f"tokens/s: greedy, one sequence, KV cache; the median token of {ROUNDS} runs, in turns with the float model.",
     )
 
-    def __init__(self, model, tokenizer, text: str):
+    def __init__(self, model, tokenizer, text: str, window: int = 512):
+        """window: tokens that see each other, at most what the model can; windows follow each other without overlap."""
         config, head = model.config.get_text_config(), model.get_output_embeddings()
         self.skip = [name for name, module in model.named_modules() if module is head]
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -83,7 +93,8 @@ class CausalMeter:
             first, *ids = ids
             self.bytes -= len(tokenizer.decode([first]).encode())
         limit = getattr(config, "max_position_embeddings", None) or 512
-        window, tokens = min(512, limit), torch.tensor([first, *ids])
+        self.window = window = min(window, limit)
+        tokens = torch.tensor([first, *ids])
         count = len(ids) // window
         per_batch = max(1, min(16, (1 << 25) // (window * config.vocab_size)))  # logits of a batch: at most 128 MB
         inputs = tokens[:-1][: count * window].view(count, window).split(per_batch)
@@ -99,12 +110,13 @@ class CausalMeter:
 
     @torch.inference_mode()
     def quality(self, model, reference, progress) -> dict:
-        """bits_a_byte of ``model``; with a ``reference`` also kl and same (share of equal top tokens).
+        """bits_a_byte and perplexity of ``model``; with a ``reference`` also kl and same (share of equal top tokens).
 
         The first call is for the float model, which is the reference of all others.
         """
         bits = kl = same = 0.0
         for i, (inputs, targets) in enumerate(self.batches):
+            inputs, targets = inputs.to(model.device), targets.to(model.device)
             log_p = torch.log_softmax(model(inputs).logits.float(), -1)
             bits -= float(log_p.gather(-1, targets[..., None]).sum(dtype=torch.float64))
             if reference is None and self.keep:
@@ -114,7 +126,7 @@ class CausalMeter:
                 kl += float((log_q.exp() * (log_q - log_p)).sum(dtype=torch.float64))
                 same += float((log_q.argmax(-1) == log_p.argmax(-1)).sum())
             progress.step()
-        row = {"bits_a_byte": bits / math.log(2) / self.bytes}
+        row = {"bits_a_byte": bits / math.log(2) / self.bytes, "perplexity": math.exp(bits / self.tokens)}
         if reference is not None:
             row |= {"kl": kl / math.log(2) / self.tokens, "same": same / self.tokens}
         return row
@@ -125,12 +137,14 @@ class CausalMeter:
 
         Why the median token: a token takes a millisecond, and one that waited for the processor takes several.
         """
-        result = model(self.prompt, use_cache=True)
+        result = model(self.prompt.to(model.device), use_cache=True)
         times = []
         while len(times) < self.new and (len(times) < 4 or sum(times) < 2):
             began = time.perf_counter()
             token = result.logits[:, -1:].argmax(-1)
             result = model(token, past_key_values=result.past_key_values, use_cache=True)
+            if model.device.type == "cuda":
+                torch.cuda.synchronize(model.device)
             times.append(time.perf_counter() - began)
         return 1 / statistics.median(times)
 

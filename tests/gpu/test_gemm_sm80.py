@@ -112,7 +112,7 @@ def test_two_runs_give_the_same_bits_beside_other_work(row):
 
 @pytest.mark.parametrize("row", [row for row in SM80 if row["weight"] in ("int4", "uint4", "int8")], ids=name)
 def test_error_of_every_tile_is_what_the_readme_promises(row):
-    """Zeros are whole numbers, as the quantizers make them."""
+    """Zeros are whole numbers, as every method but hqq makes them."""
     act, kind = getattr(torch, row["act"]), "zero" if row["weight"].startswith("u") else "none"
     for scale_type in ("float16", "bfloat16"):
         weight = oracle.make(row["weight"], (512, 4096), 128, kind, scale_type, plain=True)

@@ -134,7 +134,7 @@ def test_two_runs_give_the_same_bits_beside_other_work(row):
 @pytest.mark.parametrize("act", FLOATS[:2], ids=str)
 @pytest.mark.parametrize(("dtype", "kind"), [("int4", "none"), ("uint4", "zero"), ("int8", "none"), ("uint2", "zero")])
 def test_error_of_every_tile_is_what_the_readme_promises(dtype, kind, act):
-    """Zeros are whole numbers, as the quantizers make them."""
+    """Zeros are whole numbers, as every method but hqq makes them."""
     for scale_type in ("float16", "bfloat16"):
         weight = oracle.make(dtype, (512, 4096), 128, kind, scale_type, plain=True)
         scales = oracle.make(dtype, (512, 4096), 128, kind, scale_type).qt.scales
