@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from ...errors import FormatError, nearest
 from .awq import Awq
 from .base import Format, Layer
+from .bitsandbytes import BitsAndBytes
+from .compressed_tensors import CompressedTensors
+from .fp8 import Fp8
 from .gptq import Gptq
 
 #: Every format that a configuration can ask for: one row each.
-FORMATS: tuple[type[Format], ...] = (Gptq, Awq)
+FORMATS: tuple[type[Format], ...] = (Gptq, Awq, CompressedTensors, BitsAndBytes, Fp8)
 
 __all__ = ["FORMATS", "Format", "Layer", "find"]
 

@@ -24,7 +24,7 @@ class Awq(Format):
     """``quant_method: "awq"``, or an old quant_config.json with ``w_bit`` and ``q_group_size``."""
 
     name = "awq"
-    primary = "qweight"
+    primaries = ("qweight",)
     required = ("scales",)
     optional = ("qzeros",)
 

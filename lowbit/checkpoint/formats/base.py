@@ -1,7 +1,7 @@
 """What every format of others shares: :class:`Format`, :class:`Layer`, and judges of settings and tensors.
 
-A format is a subclass of :class:`Format` that says which tensors make one layer (``primary``, ``required``,
-``optional``: the last parts of their names) and how they are decoded.
+A format is a subclass of :class:`Format` that says which tensors make one layer (``primaries``,
+``required``, ``optional``: the last parts of their names) and how they are decoded.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Format:
 
     #: What an error calls the format.
     name = ""
-    #: The last part of the name of the tensor that every quantized layer has, and no other layer.
-    primary = ""
+    #: The last part of the name of the tensor that every quantized layer has (one of these).
+    primaries: tuple[str, ...] = ()
     #: Last parts that must come with it, and that may.
     required: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
@@ -66,19 +66,21 @@ class Format:
         known = dict.fromkeys(keys)
         found = []
         for key in known:
-            if not key.endswith(self.joint + self.primary) or not self.is_primary(key, known):
-                continue
-            name = key.removesuffix(self.joint + self.primary)
-            tensors = {self.primary: key}
-            for role in (*self.required, *self.optional):
-                other = name + self.joint + role
-                if other in known:
-                    tensors[role] = other
-                elif role in self.required:
-                    roles = ", ".join((self.primary, *self.required))
-                    raise FormatError(f"{name}: a layer of {self.name} has {roles}; expected {other!r}, got none")
-            found.extend(self.split(Layer(name, MappingProxyType(tensors), self.settings(name))))
+            for primary in self.primaries:
+                if key.endswith(self.joint + primary) and self.is_primary(key, known):
+                    found.extend(self.split(self._layer(key, primary, known)))
         return found
+
+    def _layer(self, key: str, primary: str, known: Mapping[str, None]) -> Layer:
+        name, tensors = key.removesuffix(self.joint + primary), {primary: key}
+        for role in (*self.required, *self.optional):
+            other = name + self.joint + role
+            if other in known:
+                tensors[role] = other
+            elif role in self.required:
+                roles = ", ".join((primary, *self.required))
+                raise FormatError(f"{name}: a layer of {self.name} has {roles}; expected {other!r}, got none")
+        return Layer(name, MappingProxyType(tensors), self.settings(name))
 
     def is_primary(self, key: str, keys: Mapping[str, None]) -> bool:
         """Whether a key that ends like a quantized layer's belongs to one."""
@@ -137,14 +139,15 @@ def type_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def setting(settings: Mapping, key: str, kind: type, default=..., choices: Iterable | None = None):
+def setting(settings: Mapping, key: str, kind, default=..., choices: Iterable | None = None):
     """A setting, checked. Raises FormatError when it is missing (without a default), of another kind, or no choice."""
     value = settings.get(key, None if default is ... else default)
     if value is None and default is None:
         return None
     legal = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
     if not legal or (choices is not None and value not in tuple(choices)):
-        wanted = kind.__name__ if choices is None else f"one of {', '.join(map(str, choices))}"
+        names = "number" if isinstance(kind, tuple) else kind.__name__
+        wanted = names if choices is None else f"one of {', '.join(map(str, choices))}"
         raise FormatError(f"{key} must be {wanted}, got {value!r:.100}")
     return value
 

@@ -17,7 +17,7 @@ def dense_codes(words: torch.Tensor, bits: int, k: int) -> torch.Tensor:
     of the first word; a code may straddle two words. Bits behind the last code are not looked at.
     """
     # Why: little-endian words of a stream that starts at the lowest bit are the bytes of the same stream.
-    stream = words.contiguous().view(torch.uint8)[:, : stream_bytes(k, bits)]
+    stream = words.flatten().view(torch.uint8).view(len(words), -1)[:, : stream_bytes(k, bits)]
     return QuantTensor.unpack_codes(stream, bits, k)
 
 
@@ -113,3 +113,21 @@ def spread_blocks(scales: torch.Tensor, n: int, k: int, rows: int, columns: int)
         got = tuple(scales.shape)
         raise FormatError(f"scales of blocks {rows} x {columns} of a weight {n} x {k} have shape {expected}, got {got}")
     return scales.repeat_interleave(rows, dim=0)[:n].contiguous(), columns
+
+
+def group_order(
+    of_input: torch.Tensor, straight: torch.Tensor, groups: int, dequantize: Callable[[], torch.Tensor]
+) -> torch.Tensor | None:
+    """The perm int32 ``[K]`` that brings the inputs of each group together, None where they lie so.
+
+    of_input, straight: the group of each input ``[K]``, as given and as it would be in order. Raises FormatError.
+    """
+    low, high = int(of_input.amin()), int(of_input.amax())
+    if low < 0 or high >= groups:
+        raise FormatError(f"g_idx must lie in 0..{groups - 1}, the groups of scales, got {low}..{high}")
+    if torch.equal(of_input, straight):
+        return None
+    perm = torch.argsort(of_input, stable=True)
+    if not torch.equal(of_input[perm], straight):
+        raise InexactError("g_idx must give every group the same number of inputs, got others", dequantize)
+    return perm.to(torch.int32)

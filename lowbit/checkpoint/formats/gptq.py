@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 import torch
 
-from ...errors import FormatError, InexactError
+from ...errors import FormatError
 from ...tensor import QuantTensor
 from .base import Format, expect, group_setting, matches, setting
-from .fields import dense_codes, regroup
+from .fields import dense_codes, group_order, regroup
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _VERSIONS = {"gptq": 1, "gptq_v2": 2}
@@ -26,7 +26,7 @@ class Gptq(Format):
     """``quant_method: "gptq"``, or a quantize_config.json without one."""
 
     name = "gptq"
-    primary = "qweight"
+    primaries = ("qweight",)
     required = ("qzeros", "scales")
     optional = ("g_idx",)
 
@@ -81,7 +81,7 @@ class Gptq(Format):
         def dequantize():
             return (codes.float() - zeros.t().float()[:, of_input]) * scales.t().float()[:, of_input]
 
-        perm = _order(of_input, straight, groups, dequantize)
+        perm = group_order(of_input, straight, groups, dequantize)
         stored = None if sym else zeros.t().to(scales.dtype)
         if sym:
             _check_symmetric(zeros, bits)
@@ -114,19 +114,3 @@ def _check_symmetric(zeros: torch.Tensor, bits: int) -> None:
             f"sym says that every zero is {middle}, {len(wrong)} of {zeros.numel()} are not, such as {int(wrong[0])}; "
             "is sym or checkpoint_format right?"
         )
-
-
-def _order(of_input: torch.Tensor, straight: torch.Tensor, groups: int, dequantize) -> torch.Tensor | None:
-    """The perm int32 ``[K]`` that brings the inputs of each group together, None where they lie so.
-
-    of_input, straight: the group of each input ``[K]``, as given and as it would be in order. Raises FormatError.
-    """
-    low, high = int(of_input.amin()), int(of_input.amax())
-    if low < 0 or high >= groups:
-        raise FormatError(f"g_idx must lie in 0..{groups - 1}, the groups of scales, got {low}..{high}")
-    if torch.equal(of_input, straight):
-        return None
-    perm = torch.argsort(of_input, stable=True)
-    if not torch.equal(of_input[perm], straight):
-        raise InexactError("g_idx must give every group the same number of inputs, got others", dequantize)
-    return perm.to(torch.int32)
