@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...errors import FormatError, nearest
+from .auto_round import AutoRound
 from .awq import Awq
 from .base import Format, Layer
+from .bitnet import BitNet
 from .bitsandbytes import BitsAndBytes
 from .compressed_tensors import CompressedTensors
 from .fp8 import Fp8
 from .gptq import Gptq
+from .hqq import Hqq
+from .modelopt import ModelOpt
+from .mxfp4 import Mxfp4
+from .torchao import TorchAo
 
 #: Every format that a configuration can ask for: one row each.
-FORMATS: tuple[type[Format], ...] = (Gptq, Awq, CompressedTensors, BitsAndBytes, Fp8)
+FORMATS: tuple[type[Format], ...] = (
+    *(Gptq, Awq, CompressedTensors, BitsAndBytes, Fp8),
+    *(Hqq, AutoRound, TorchAo, ModelOpt, Mxfp4, BitNet),
+)
 
 __all__ = ["FORMATS", "Format", "Layer", "find"]
 
@@ -39,6 +48,7 @@ def _settings(config: Mapping) -> dict | None:
     """The part of a configuration that speaks of quantization, with a quant_method."""
     if not isinstance(config, Mapping):
         raise FormatError(f"a configuration must be a JSON object, got {type(config).__name__}")
+    whole = config
     for place in (config, config.get("text_config")):
         for key in ("quantization_config", "compression_config"):
             found = place.get(key) if isinstance(place, Mapping) else None
@@ -51,6 +61,8 @@ def _settings(config: Mapping) -> dict | None:
             continue
         break
     settings = dict(config)
+    if settings.get("quant_method") == "mxfp4":
+        return {**settings, "num_experts": _experts(whole)}
     if settings.get("quant_method") is not None:
         return settings
     # Why: files of 2023 and bitsandbytes state no method; what they do state tells them apart.
@@ -60,6 +72,18 @@ def _settings(config: Mapping) -> dict | None:
         return {**settings, "quant_method": "bitsandbytes"}
     if "config_groups" in settings:
         return {**settings, "quant_method": "compressed-tensors"}
+    produced = settings.get("quantization")
+    if isinstance(produced, Mapping) and "quant_algo" in produced:
+        return {**produced, "quant_method": "modelopt"}
     if "bits" in settings and "group_size" in settings:
         return {**settings, "quant_method": "gptq"}
+    return None
+
+
+def _experts(config: Mapping):
+    """How many experts a layer of a model has, as its config.json says."""
+    for place in (config.get("text_config"), config):
+        for key in ("num_local_experts", "num_experts"):
+            if isinstance(place, Mapping) and key in place:
+                return place[key]
     return None

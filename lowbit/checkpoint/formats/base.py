@@ -24,13 +24,12 @@ class Layer:
     """One quantized layer of a checkpoint.
 
     name: the module's full name; tensors: role (``"qweight"``) to the key of a tensor in the checkpoint; settings:
-    what the configuration says about this layer; part: which matrix of a stack of them (experts), or None.
+    what the configuration says about this layer.
     """
 
     name: str
     tensors: Mapping[str, str]
     settings: Mapping = field(default_factory=dict)
-    part: int | None = None
 
 
 class Format:
