@@ -81,6 +81,17 @@ def test_int8_is_exact_against_its_rounded_scale():
         only(find(CONFIG), tensors)
 
 
+@pytest.mark.parametrize("key", ["blocksize", "nested_blocksize"])
+def test_hostile_sizes_of_blocks_take_no_memory(key):
+    tensors, _ = four_bits(8, 128, 1024, nested=1)
+    state = {"quant_type": "nf4", "blocksize": 1024, "shape": [8, 128], "nested_blocksize": 1, "nested_offset": 0.0}
+    tensors[STATE] = text({**state, key: 1 << 39})
+    only(find(CONFIG), tensors)
+    tensors[STATE] = text({**state, key: 1 << 70})
+    with pytest.raises(FormatError, match=f"{key} must be a whole number from 1"):
+        only(find(CONFIG), tensors)
+
+
 def test_float_layers_are_left_alone():
     tensors, _ = four_bits(8, 128, 64)
     keys = ["embed.weight", *(f"a.{role}" for role in tensors), "b.weight", "b.SCB", "b.bias"]

@@ -29,7 +29,7 @@ class AutoRound(Format):
     def __init__(self, config: Mapping):
         super().__init__(config)
         packing = config.get("packing_format") or config.get("backend") or "auto_round"
-        if packing not in _GPTQ and packing not in _AWQ:
+        if packing not in (*_GPTQ, *_AWQ):
             raise FormatError(f"packing_format must be one of {', '.join((*_GPTQ, *_AWQ))}, got {packing!r:.100}")
         self.extra = setting(config, "extra_config", dict, None) or {}
         if packing in _AWQ:

@@ -154,7 +154,7 @@ def setting(settings: Mapping, key: str, kind, default=..., choices: Iterable | 
 def group_setting(settings: Mapping, key: str = "group_size", default=...) -> int:
     """A group size: a whole number from 1, or -1 for the whole row."""
     size = setting(settings, key, int, default)
-    if size != -1 and size < 1:
+    if size != -1 and not 1 <= size < 1 << 40:
         raise FormatError(f"{key} must be a whole number from 1, or -1 for the whole row, got {size}")
     return size
 

@@ -100,4 +100,4 @@ def _scales(tensors: Mapping[str, torch.Tensor], state: Mapping, blocks: int) ->
     if size < 1:
         raise FormatError(f"nested_blocksize must be a whole number from 1, got {size}")
     outer = expect(tensors, "weight.nested_absmax", torch.float32, (-(-blocks // size),))
-    return table[absmax.long()] * outer.repeat_interleave(size)[:blocks] + offset
+    return table[absmax.long()] * outer.repeat_interleave(min(size, blocks))[:blocks] + offset

@@ -50,7 +50,7 @@ class CompressedTensors(Format):
     def _scheme(self, name: str, group: Mapping) -> Mapping:
         weights = setting(group, "weights", dict)
         layout = group.get("format") or self.config.get("format")
-        if layout not in DECODERS:
+        if layout not in tuple(DECODERS):
             near = nearest(str(layout), DECODERS)
             raise FormatError(f"config_groups.{name}: no known format is called {layout!r:.100}; did you mean {near}?")
         return {**weights, "format": layout, "version": self.config.get("version")}

@@ -112,7 +112,8 @@ def spread_blocks(scales: torch.Tensor, n: int, k: int, rows: int, columns: int)
     if tuple(scales.shape) != expected:
         got = tuple(scales.shape)
         raise FormatError(f"scales of blocks {rows} x {columns} of a weight {n} x {k} have shape {expected}, got {got}")
-    return scales.repeat_interleave(rows, dim=0)[:n].contiguous(), columns
+    # Why not rows alone: a hostile number of them would be repeated before it is cut.
+    return scales.repeat_interleave(min(rows, n), dim=0)[:n].contiguous(), min(columns, 1 << 40)
 
 
 def group_order(

@@ -33,7 +33,7 @@ class Gptq(Format):
     def __init__(self, config: Mapping):
         super().__init__(config)
         version = config.get("checkpoint_format") or "gptq"
-        if version not in _VERSIONS:
+        if version not in tuple(_VERSIONS):
             raise FormatError(f"checkpoint_format must be one of {', '.join(_VERSIONS)}, got {version!r:.100}")
         pack = config.get("pack_dtype", "int32")
         if pack not in ("int32", None):

@@ -44,7 +44,7 @@ class TorchAo(Format):
             raise FormatError(f"{name}: expected its type in the file's metadata under '{name}.weight', got none")
         held = parse_json(about, f"{name}.weight")
         data = held.get("_data") if isinstance(held, dict) else None
-        if not isinstance(data, dict) or held.get("_type") not in _DECODERS:
+        if not isinstance(data, dict) or held.get("_type") not in tuple(_DECODERS):
             got = held.get("_type") if isinstance(held, dict) else held
             raise FormatError(f"{name}: its type must be one of {', '.join(_DECODERS)}, got {got!r:.100}")
         return {**data, "_type": held["_type"]}
