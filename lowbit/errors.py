@@ -34,6 +34,17 @@ class FormatError(LowbitError, ValueError):
     """Stored data that breaks the canonical form; the message names the tensor."""
 
 
+class InexactError(FormatError):
+    """A weight of another format that the canonical form cannot hold without a change.
+
+    ``dequantize()`` gives its values, float32 ``[N, K]``, to be quantized anew.
+    """
+
+    def __init__(self, message: str, dequantize):
+        super().__init__(f"{message}; to quantize its values anew, name a type with --requantize")
+        self.reason, self.dequantize = message, dequantize
+
+
 class EnvironmentVariableError(LowbitError, ValueError):
     """A ``LOWBIT_*`` variable with a value that does not exist."""
 

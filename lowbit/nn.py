@@ -8,9 +8,9 @@ from multiprocessing.reduction import ForkingPickler
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from .errors import DtypeError, SchemeError, ShapeError
+from .ops.codebook import product_by_rows, warn_codebook
 from .ops.launch import product
 from .ops.schema import check_act, check_x, type_name
 from .pack import PackedWeight, pack_weight
@@ -20,7 +20,7 @@ from .scheme import Scheme
 from .tensor import QuantTensor, stream_bytes
 
 #: The parameters that hold the weight, frozen.
-_HELD = ("qweight", "scales", "zeros", "perm")
+_HELD = ("qweight", "scales", "zeros", "perm", "codebook")
 #: Most bytes of float weight that the slow path holds at a time.
 _SCRATCH_BYTES = 64 << 20
 _BITS_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -30,18 +30,30 @@ class Linear(nn.Linear):
     """``y = x @ dequant(W).T + bias`` for a quantized weight ``[out_features, in_features]``; made by
     :meth:`from_linear`, :meth:`from_quant_tensor` or :func:`lowbit.quantize_model`.
 
-    Frozen parameters ``qweight`` (uint8), ``scales``, ``zeros`` and ``perm`` (or None) hold one copy of the weight:
-    canonical, or packed for the device once :func:`prepare` ran (``layout`` says which). ``state_dict``, pickle and
+    Frozen parameters ``qweight`` (uint8), ``scales``, ``zeros``, ``perm`` and ``codebook`` (or None) hold one copy of
+    the weight: canonical, or packed for the device once :func:`prepare` ran (``layout`` says which). With a codebook it
+    stays canonical, and each product dequantizes it: no kernel reads codebooks yet. ``state_dict``, pickle and
     :meth:`quant_tensor` give the canonical form, and loading packs again. ``.to(dtype)`` changes ``bias`` and
     ``weight.dtype`` and leaves the weight as it is; a move to another device packs for that device. Gradients reach x
     and bias. There is no float weight: ``weight`` is an empty tensor that has its type and device.
 
     scheme: the :class:`~lowbit.scheme.Scheme`; dtype: type of bias and of ``weight.dtype``; act: None or "int8", see
-    :func:`lowbit.matmul`; perm: whether the weight has an order of its columns. A new layer holds zeros.
+    :func:`lowbit.matmul`; perm, codebook: whether the weight has an order of its columns, and a table of values (fp32
+    in a new layer). A new layer holds zeros.
     """
 
     def __init__(
-        self, in_features, out_features, bias=True, device=None, dtype=None, *, scheme: Scheme, act=None, perm=False
+        self,
+        in_features,
+        out_features,
+        bias=True,
+        device=None,
+        dtype=None,
+        *,
+        scheme: Scheme,
+        act=None,
+        perm=False,
+        codebook=False,
     ):
         nn.Module.__init__(self)
         if not isinstance(scheme, Scheme):
@@ -63,6 +75,7 @@ class Linear(nn.Linear):
             "scales": torch.zeros(groups, dtype=stored, device=device),
             "zeros": torch.zeros(groups, dtype=stored, device=device) if has_zeros else None,
             "perm": torch.arange(k, dtype=torch.int32, device=device) if perm else None,
+            "codebook": torch.zeros(1 << scheme.weight.bits, device=device) if codebook else None,
         }
         for name, tensor in held.items():
             self.register_parameter(name, None if tensor is None else _frozen(tensor))
@@ -86,14 +99,15 @@ class Linear(nn.Linear):
         """A layer of a QuantTensor and a bias [N] (a Parameter is shared); dtype: by default the bias's or scales'."""
         if not isinstance(qt, QuantTensor):
             raise DtypeError(f"expected a QuantTensor, got {type(qt).__name__}")
-        if qt.codebook is not None:
-            raise SchemeError("expected a weight without a codebook, got one with: no kernel reads codebooks yet")
-        (n, k), options = qt.shape, {"scheme": qt.scheme, "act": act, "perm": qt.perm is not None}
+        if qt.codebook is not None and act is not None:
+            raise SchemeError(f"act must be None for a weight with a codebook, got {act!r}: no kernel reads them yet")
+        options = {"scheme": qt.scheme, "act": act, "perm": qt.perm is not None, "codebook": qt.codebook is not None}
+        n, k = qt.shape
         if bias is not None and tuple(bias.shape) != (n,):
             raise ShapeError(f"bias must have shape ({n},), got {tuple(bias.shape)}")
         dtype = (qt.scales if bias is None else bias).dtype if dtype is None else dtype
         layer = cls(k, n, bias=False, device="meta", dtype=dtype, **options)
-        layer._hold(qt.codes, qt.scales, qt.zeros, qt.perm, layout=None)
+        layer._hold(qt.codes, qt.scales, qt.zeros, qt.perm, qt.codebook, layout=None)
         if bias is not None:
             layer.bias = bias if isinstance(bias, nn.Parameter) else nn.Parameter(bias)
         return layer.prepare() if prepare else layer
@@ -106,24 +120,25 @@ class Linear(nn.Linear):
     def prepare(self) -> Linear:
         """Pack the weight for its device, in place of the canonical form; nothing to do for one that is packed.
 
-        Stays canonical (and slow): a device without kernels, and parameters that are no plain tensors (FSDP, DTensor).
+        Stays canonical (and slow): a device without kernels, parameters that are no plain tensors (FSDP, DTensor), and
+        a weight with a codebook.
         """
-        plain = type(self.qweight) is nn.Parameter
+        plain = type(self.qweight) is nn.Parameter and self.codebook is None
         if self.layout is None and plain and has_kernels(self.qweight.device):
             with torch.inference_mode(False), torch.no_grad():
                 pw = pack_weight(self.quant_tensor(), self.qweight.device)
-                self._hold(pw.codes, pw.scales, pw.zeros, pw.perm, layout=pw.layout)
+                self._hold(pw.codes, pw.scales, pw.zeros, pw.perm, None, layout=pw.layout)
         return self
 
     def quant_tensor(self) -> QuantTensor:
         """The weight in canonical form; of a layer that is not packed it shares the memory."""
         held = [None if t is None else t.detach() for t in map(self._parameters.get, _HELD)]
         shape, s = (self.out_features, self.in_features), self.scheme
+        codes, scales, zeros, perm, codebook = held
         if self.layout is not None:
-            return PackedWeight(*held, scheme=s, shape=shape, layout=self.layout).unpack()
-        codes, scales, zeros, perm = held
-        options = {"dtype": s.weight, "group_size": s.group_size, "zero_kind": s.zero_kind, "perm": perm}
-        return QuantTensor(codes, scales, zeros, shape=shape, **options)
+            return PackedWeight(codes, scales, zeros, perm, scheme=s, shape=shape, layout=self.layout).unpack()
+        options = {"dtype": s.weight, "group_size": s.group_size, "zero_kind": s.zero_kind}
+        return QuantTensor(codes, scales, zeros, shape=shape, perm=perm, codebook=codebook, **options)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The float weight ``[out_features, in_features]``, by default in ``weight.dtype``."""
@@ -164,7 +179,7 @@ class Linear(nn.Linear):
         if self.layout is not None:
             with torch.inference_mode(False), torch.no_grad():
                 qt = self.quant_tensor()
-                self._hold(qt.codes, qt.scales, qt.zeros, qt.perm, layout=None)
+                self._hold(qt.codes, qt.scales, qt.zeros, qt.perm, None, layout=None)
 
     def _apply(self, fn, recurse=True):
         # Why: nobody says which device and type fn leads to; it is tried on an empty tensor.
@@ -208,7 +223,7 @@ class Linear(nn.Linear):
 
     def _canonical(self) -> dict[str, nn.Parameter]:
         qt = self.quant_tensor()
-        tensors = zip(_HELD, (qt.codes, qt.scales, qt.zeros, qt.perm), strict=True)
+        tensors = zip(_HELD, (qt.codes, qt.scales, qt.zeros, qt.perm, qt.codebook), strict=True)
         return {name: _frozen(tensor) for name, tensor in tensors if tensor is not None}
 
     def __getstate__(self):
@@ -223,6 +238,8 @@ class Linear(nn.Linear):
         state = dict(state)
         packed = state.pop("_was_packed", False)
         super().__setstate__(state)
+        # Why: pickles of version 0.1.0 have no place for it.
+        self._parameters.setdefault("codebook", None)
         if packed:
             self.prepare()
 
@@ -236,23 +253,14 @@ class Linear(nn.Linear):
     # ---- the slow path -------------------------------------------------------------------------------------------
 
     def _forward_canonical(self, x: torch.Tensor) -> torch.Tensor:
-        if not torch.compiler.is_compiling() and self.qweight.device.type != "meta":
+        if self.codebook is not None:
+            warn_codebook()
+        elif not torch.compiler.is_compiling() and self.qweight.device.type != "meta":
             _warn_once(self.qweight.device)
         check_x(x, self.in_features, self.qweight.device)
         if self.act is not None:
             raise SchemeError(f"act={self.act!r} needs a packed weight; call lowbit.prepare(model) first")
-        n, k = self.out_features, self.in_features
-        step = max(1, _SCRATCH_BYTES // (4 * k))
-        parts = []
-        for first in range(0, n, step):
-            rows = slice(first, min(first + step, n))
-            held = [None if t is None else t.detach()[rows] for t in (self.qweight, self.scales, self.zeros)]
-            options = {"dtype": self.scheme.weight, "group_size": self.scheme.group_size, "perm": self.perm}
-            shape = (rows.stop - first, k)
-            qt = QuantTensor(*held, shape=shape, zero_kind=self.scheme.zero_kind, **options)
-            bias = None if self.bias is None else self.bias[rows].to(x.dtype)
-            parts.append(F.linear(x, qt.dequantize(x.dtype), bias))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        return product_by_rows(x, self.quant_tensor(), self.bias, None, _SCRATCH_BYTES)
 
 
 def prepare(model: nn.Module) -> nn.Module:

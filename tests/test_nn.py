@@ -54,7 +54,9 @@ def test_layer_is_the_product_with_its_dequantized_weight(kind):
 def test_parameters_are_frozen_and_named():
     made = layer("uint4")
     assert isinstance(made, nn.Linear) and (made.in_features, made.out_features) == (96, 40)
-    assert dict.fromkeys(made._parameters) == dict.fromkeys(["weight", "qweight", "scales", "zeros", "perm", "bias"])
+    assert dict.fromkeys(made._parameters) == dict.fromkeys(
+        ["weight", "qweight", "scales", "zeros", "perm", "codebook", "bias"]
+    )
     assert made._parameters["weight"] is None
     trained = {name for name, p in made.named_parameters() if p.requires_grad}
     assert trained == {"bias"} and not any(p.requires_grad for p in made.requires_grad_(False).parameters())

@@ -177,11 +177,16 @@ def test_a_device_without_kernels_is_named(device):
         pack_weight(example()).to(device)
 
 
-def test_codebook_and_unknown_layout_are_refused():
+def test_a_codebook_is_kept():
     qt = example(zero_kind="none")
     book = QuantTensor(qt.codes, qt.scales, dtype="uint4", shape=qt.shape, group_size=64, codebook=torch.arange(16.0))
-    with pytest.raises(SchemeError, match="codebook"):
-        pack_weight(book)
+    pw = pack_weight(book)
+    assert pw.unpack() == book and pack_weight(book, layout="nvidia").unpack() == book and "codebook" in repr(pw)
+    assert pw.nbytes == pack_weight(qt).nbytes + 64 and pickle.loads(pickle.dumps(pw)).unpack() == book
+
+
+def test_unknown_layout_is_refused():
+    qt = example()
     with pytest.raises(SchemeError, match="'amd'"):
         pack_weight(qt, layout="amd")
 

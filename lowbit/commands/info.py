@@ -102,6 +102,8 @@ def _of_weight(pw) -> dict[str, str]:
     if not isinstance(pw, PackedWeight):
         raise DtypeError(f"expected a PackedWeight, got {type(pw).__name__}")
     facts = {"weight": repr(pw), "bits per weight": f"{8 * pw.nbytes / (pw.shape[0] * pw.shape[1]):.2f}"}
+    if pw.codebook is not None:
+        return {**facts, "kernels for it": "none read codebooks yet: it is dequantized for every product"}
     for act in ACT_TYPES:
         wanted = f"act={act.name!r}" if act.on_the_fly else f"x {act.name}"
         on_cpu = pw.layout == "cpu"

@@ -10,6 +10,7 @@ from .. import extension
 from ..errors import DeviceError, DtypeError, SchemeError, ShapeError
 from ..pack import PackedWeight
 from ..tensor import QuantTensor
+from .codebook import product_by_rows, warn_codebook
 from .schema import FLOAT_IDS, QUANTIZED_IDS, check_act, check_bias, check_x, type_name
 
 extension.load()
@@ -34,7 +35,8 @@ def matmul(
     not overlap x. Returns ``[..., N]``. Gradients reach x and bias (with act="int8" straight through); under autocast x
     is cast as for a linear. On CUDA up to 16 rows of fp16 or bf16 (256 on compute capability 9.0) run lowbit's own
     kernel; more rows, and fp32, expand the weight in pieces for torch's product, which follows torch's settings (TF32,
-    reduced-precision sums).
+    reduced-precision sums). A weight with a codebook has no kernel yet: torch operations dequantize it for every
+    product, on the CPU and on CUDA.
 
     Raises DtypeError, ShapeError, DeviceError, or SchemeError for an act that does not exist here.
     """
@@ -42,6 +44,8 @@ def matmul(
         raise _not_packed(pw)
     if not pw.native:
         _check_layout(pw)
+    if pw.codebook is not None:
+        return _by_rows(x, pw, bias, act, out)
     return product(x, pw.codes, pw.scales, pw.zeros, pw.perm, bias, pw.numbers, act, out, pw.native)
 
 
@@ -90,6 +94,23 @@ def product(x, codes, scales, zeros, perm, bias, numbers, act=None, out=None, na
     y = out if in_place else x.new_empty(out.shape)
     _matmul_out(x, codes, scales, zeros, bias, *numbers, act_number, y)
     return out if in_place else out.copy_(y)
+
+
+def _by_rows(x, pw: PackedWeight, bias, act, out) -> torch.Tensor:
+    """The product with a codebook, by torch operations; the same promises as :func:`product`."""
+    if not isinstance(x, torch.Tensor):
+        raise DtypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
+    warn_codebook()
+    kind = pw.device.type
+    if out is None and torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype != torch.float64:
+        x = x.to(torch.get_autocast_dtype(kind))
+    check_x(x, pw.shape[1], pw.device)
+    if out is None:
+        return product_by_rows(x, pw.unpack(), bias, act)
+    _check_out(out, x, pw.shape[0])
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        raise SchemeError("out= goes without gradients, but x or bias requires one; detach it or leave out= away")
+    return out.copy_(product_by_rows(x, pw.unpack(), bias, act))
 
 
 def _check_out(out, x, n: int) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from .. import extension
 from ..dtypes import weight_id
-from ..errors import DeviceError, DtypeError, SchemeError
+from ..errors import DeviceError, DtypeError
 from ..scheme import ZERO_KINDS, Scheme, Schemed
 from ..tensor import QuantTensor, stream_bytes
 from . import layout as _layout
@@ -24,12 +24,16 @@ class PackedWeight(Schemed):
 
     codes: uint8 in ``layout`` (formula and picture: lowbit/pack/layout.py); scales, zeros: ``[N/16 rounded up, G, 16]``
     in their own type, zeros None without a zero point; perm: int32 ``[K]`` or None (the product reads
-    ``x[..., perm]``); scheme: the :class:`~lowbit.scheme.Scheme`; shape: ``(N, K)`` unpadded; layout: its name;
-    numbers: :func:`op_numbers`; native: whether kernels of its device read it here.
+    ``x[..., perm]``); codebook: ``[2**bits]`` or None (no kernel reads one yet: products dequantize the weight);
+    scheme: the :class:`~lowbit.scheme.Scheme`; shape: ``(N, K)`` unpadded; layout: its name; numbers:
+    :func:`op_numbers`; native: whether kernels of its device read it here.
     """
 
-    def __init__(self, codes, scales, zeros, perm, *, scheme: Scheme, shape: tuple[int, int], layout: str):
+    def __init__(
+        self, codes, scales, zeros, perm, *, scheme: Scheme, shape: tuple[int, int], layout: str, codebook=None
+    ):
         self.codes, self.scales, self.zeros, self.perm = map(_fixed, (codes, scales, zeros, perm))
+        self.codebook = _fixed(codebook)
         self.scheme = scheme
         self.shape = shape
         self.layout = layout
@@ -49,7 +53,7 @@ class PackedWeight(Schemed):
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors together."""
-        tensors = (self.codes, self.scales, self.zeros, self.perm)
+        tensors = (self.codes, self.scales, self.zeros, self.perm, self.codebook)
         return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
     def unpack(self) -> QuantTensor:
@@ -65,6 +69,7 @@ class PackedWeight(Schemed):
             group_size=self.scheme.group_size,
             zero_kind=self.scheme.zero_kind,
             perm=self.perm,
+            codebook=self.codebook,
         )
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -81,15 +86,15 @@ class PackedWeight(Schemed):
             return self
         if self.layout != _LAYOUT_OF_DEVICE[device.type]:
             return pack_weight(self.unpack(), device)
-        tensors = (self.codes, self.scales, self.zeros, self.perm)
-        moved = [None if t is None else t.to(device) for t in tensors]
+        tensors = (self.codes, self.scales, self.zeros, self.perm, self.codebook)
+        *moved, codebook = [None if t is None else t.to(device) for t in tensors]
         finish(device)
-        return PackedWeight(*moved, scheme=self.scheme, shape=self.shape, layout=self.layout)
+        return PackedWeight(*moved, scheme=self.scheme, shape=self.shape, layout=self.layout, codebook=codebook)
 
     def __repr__(self) -> str:
         s = self.scheme
         zeros = "" if s.zero_kind == "none" else f", zero_kind={s.zero_kind!r}"
-        perm = "" if self.perm is None else ", perm"
+        perm = "".join(f", {field}" for field in ("perm", "codebook") if getattr(self, field) is not None)
         return (
             f"PackedWeight({s.weight}, shape={self.shape}, group_size={s.group_size}{zeros}, "
             f"scales={s.scale_type}{perm}, layout={self.layout!r}, device={str(self.device)!r}, nbytes={self.nbytes})"
@@ -99,15 +104,13 @@ class PackedWeight(Schemed):
 def pack_weight(qt: QuantTensor, device="cpu", *, layout: str | None = None) -> PackedWeight:
     """Put a QuantTensor into the layout that the kernels of ``device`` read; ``pack_weight(qt).unpack() == qt``.
 
-    device: "cpu" or a CUDA device; layout: by default the device's own ("cpu", "nvidia" for CUDA). A codebook has no
-    kernel yet. Raises DtypeError when qt is not a QuantTensor, DeviceError for a device that lowbit has no kernels
-    for, SchemeError for a codebook or an unknown layout.
+    device: "cpu" or a CUDA device; layout: by default the device's own ("cpu", "nvidia" for CUDA). No kernel reads
+    codebooks yet: products with one dequantize the weight. Raises DtypeError when qt is not a QuantTensor, DeviceError
+    for a device that lowbit has no kernels for, SchemeError for an unknown layout.
     """
     if not isinstance(qt, QuantTensor):
         raise DtypeError(f"expected a QuantTensor (lowbit.quantize makes one), got {type(qt).__name__}")
     device = _device(device)
-    if qt.codebook is not None:
-        raise SchemeError("expected a weight without a codebook, got one with: no kernel reads codebooks yet")
     layout = _layout.check_layout(_LAYOUT_OF_DEVICE[device.type] if layout is None else layout)
     _refuse_capture("pack")
     qt = qt.to(device)
@@ -120,6 +123,7 @@ def pack_weight(qt: QuantTensor, device="cpu", *, layout: str | None = None) -> 
         scheme=qt.scheme,
         shape=qt.shape,
         layout=layout,
+        codebook=qt.codebook,
     )
     finish(device)
     return packed

@@ -1,0 +1,124 @@
+"""Risk: another program reads other weights than lowbit wrote, or a weight is written that the format cannot hold."""
+
+import pytest
+import torch
+
+import lowbit
+from lowbit import DtypeError, FormatError, QuantTensor, reference
+from lowbit.checkpoint.export import compressed_tensors_config, to_compressed_tensors, to_gptq
+from lowbit.checkpoint.formats import find
+
+from .words import floats, only
+
+KINDS = [f"{kind}{bits}" for bits in range(2, 9) for kind in ("int", "uint")]
+
+
+def weight(kind, n=64, k=128, group_size=32, perm=None, dtype=torch.float16):
+    qt = lowbit.quantize(floats(n, k, torch.float32), kind, group_size=group_size, method="rtn", scale_dtype=dtype)
+    return QuantTensor(
+        qt.codes,
+        qt.scales,
+        qt.zeros,
+        dtype=kind,
+        shape=(n, k),
+        group_size=group_size,
+        zero_kind=qt.zero_kind,
+        perm=perm,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("group_size", [32, -1])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_is_written_is_read_back_the_same(kind, group_size, dtype):
+    qt = weight(kind, group_size=group_size, dtype=dtype)
+    tensors, settings = to_compressed_tensors(qt)
+    assert only(find(compressed_tensors_config(settings, ["lm_head"])), tensors) == qt
+    tensors, config = to_gptq(qt)
+    assert only(find(config), tensors) == qt
+
+
+def test_odd_shapes_go_to_compressed_tensors():
+    for kind in ("int3", "uint5", "uint4"):
+        qt = weight(kind, n=7, k=45, group_size=-1)
+        tensors, settings = to_compressed_tensors(qt)
+        assert only(find(compressed_tensors_config(settings, [])), tensors) == qt
+
+
+@pytest.mark.parametrize("kind", ["int4", "uint3"])
+def test_an_order_of_columns_becomes_g_idx(kind):
+    perm = torch.randperm(128, generator=torch.Generator().manual_seed(0)).int()
+    qt = weight(kind, perm=perm)
+    tensors, config = to_gptq(qt)
+    assert config["desc_act"] and torch.equal(
+        reference.dequantize(only(find(config), tensors)), reference.dequantize(qt)
+    )
+    with pytest.raises(FormatError, match="pack-quantized holds columns in their order, got a weight with perm"):
+        to_compressed_tensors(qt)
+
+
+def test_gptq_words_by_hand():
+    codes = torch.zeros(32, 32, dtype=torch.uint8)
+    codes[3, 9], codes[3, 10], codes[3, 11] = 5, 6, 7  # bits 27..35 of column 3
+    qt = QuantTensor.from_codes(codes, torch.ones(32, 1).half(), torch.ones(32, 1).half(), dtype="uint3", group_size=-1)
+    tensors, _ = to_gptq(qt)
+    assert tensors["qweight"].shape == (3, 32) and tensors["qzeros"].shape == (1, 3)
+    low = (5 << 27 | 6 << 30 | 7 << 33) & 0xFFFFFFFF
+    assert tensors["qweight"][0, 3] == low - (1 << 32) and tensors["qweight"][1, 3] == (6 << 30 | 7 << 33) >> 32
+    assert tensors["qzeros"][0, 0] & 0x3F == 9 and tensors["g_idx"].tolist() == [0] * 32
+
+
+REFUSED = {
+    "floats": (lambda: weight("float4_e2m1"), "holds int2 to int8, .* got float4_e2m1 with zero_kind 'none'"),
+    "one bit": (lambda: weight("int1"), "got int1"),
+    "minimum": (lambda: lowbit.quantize(floats(64, 128), "uint4", group_size=32, zero_kind="min"), "zero_kind 'min'"),
+    "zero of a half": (lambda: change_zero(0.5), r"holds whole zeros of 0\.\.15, 1 of 256 are others"),
+    "zero of 16": (lambda: change_zero(16), "1 of 256 are others"),
+    "negative zero point": (lambda: change_zero(-1), "1 of 256 are others"),
+}  # fmt: skip
+
+
+def change_zero(value):
+    qt = weight("uint4")
+    qt.zeros[0, 0] = value
+    return qt
+
+
+@pytest.mark.parametrize("make, words", REFUSED.values(), ids=REFUSED)
+def test_what_a_format_cannot_hold_is_refused(make, words):
+    for export in (to_compressed_tensors, to_gptq):
+        with pytest.raises(FormatError, match=words):
+            export(make())
+        with pytest.raises(DtypeError, match="expected a QuantTensor"):
+            export(torch.ones(3))
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(FormatError, match="must be multiples of 32, got 60 and 128"):
+        to_gptq(weight("int4", n=60))
+    with pytest.raises(FormatError, match="K must be a multiple of 32, got 100"):
+        to_compressed_tensors(weight("int4", k=100))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("group_size", [32, -1])
+def test_the_library_reads_what_is_written(kind, group_size):
+    package = pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+    if kind[-1] in "3567" and tuple(map(int, package.__version__.split(".")[:2])) < (0, 18):
+        pytest.skip("before 0.18 these widths are laid out otherwise")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+
+    qt = weight(kind, group_size=group_size)
+    tensors, settings = to_compressed_tensors(qt)
+    config = QuantizationConfig.model_validate(compressed_tensors_config(settings, ["lm_head"]))
+    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+    read = compressor.decompress(dict(tensors), config.config_groups["group_0"])["weight"]
+    # Why fp16 here: the library computes in the type of the scales, in two steps.
+    step = (qt.unpack().float() - (float(1 << (qt.dtype.bits - 1)) if qt.zeros is None else spread(qt))).half()
+    assert torch.equal(read, step * qt.scales.repeat_interleave(128 // qt.scales.shape[1], 1))
+    torch.testing.assert_close(read, qt.dequantize(torch.float16))
+
+
+def spread(qt):
+    return qt.zeros.float().repeat_interleave(128 // qt.zeros.shape[1], 1)
