@@ -14,6 +14,7 @@ from .errors import LowbitError
 COMMANDS = {
     "info": "what was built, what this machine has, and which kernels run",
     "selftest": "hold every kernel of this installation against the reference, in under a minute",
+    "quantize": "quantize a HuggingFace checkpoint into a new folder",
     "demo": "quantize a checkpoint at several widths: size, quality and speed beside float",
 }
 

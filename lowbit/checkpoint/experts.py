@@ -85,5 +85,6 @@ def swap(name: str, choice: Choice, dtype: torch.dtype, layout: str) -> dict[str
     for part in _WHOLE:
         module._parameters.pop(part, None)
     module.lowbit_experts = count
+    module._is_hf_initialized = True  # Why: transformers' random start would look for the weights that are gone
     module.__class__ = _quantized(type(module))
     return made

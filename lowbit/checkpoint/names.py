@@ -51,3 +51,33 @@ def merged_experts(conversions) -> dict[str, str]:
 
 def _escaped(pattern: str) -> str:
     return re.escape(pattern).replace(r"\*", r"(\d+)")
+
+
+def in_model(model, keys) -> dict[str, tuple[str, bool]]:
+    """For names of tensors on disk: (the name in the model, whether it gets there unchanged and alone).
+
+    A matrix of an expert that lies apart on disk gets the name of its layer in a quantized model, and ``True``.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    conversions = get_model_conversion_mapping(model)
+    renamings = [c for c in conversions if isinstance(c, WeightRenaming)]
+    converters = [c for c in conversions if isinstance(c, WeightConverter)]
+    merged, state, prefix = merged_experts(converters), model.state_dict(), model.base_model_prefix
+    found = {}
+    for key in keys:
+        name, pattern = rename_source_key(key, renamings, converters, prefix, state)
+        if name not in state and key in state:
+            name, pattern = rename_source_key(key, [], [], prefix, state)
+        if pattern is None:
+            found[key] = name, True
+            continue
+        part = merged.get(pattern.removesuffix(".weight"))
+        number = re.search(_escaped(pattern.removesuffix(".weight")), key)
+        if part is None or number is None:
+            found[key] = name, False
+        else:
+            owner = name.rpartition(".")[0]
+            found[key] = f"{owner}.{number[1]}.{part.rpartition('.')[2]}.weight", True
+    return found

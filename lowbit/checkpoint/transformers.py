@@ -174,6 +174,8 @@ class LowbitHfQuantizer(HfQuantizer):
         return model
 
     def _dequantize(self, model, dtype=None):
+        # Why: config.json has the name of a type, which transformers passes on in some of its versions.
+        dtype = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype or model.dtype
         for name, module in list(model.named_modules()):
             if hasattr(module, "lowbit_experts"):
                 module.dequantize_(dtype)
