@@ -1,7 +1,7 @@
 """lowbit: matrix products with weights of 1 to 8 bits.
 
-``import lowbit`` is cheap: torch is imported when a name that needs it is first used. Where transformers is imported too,
-before or after, it knows the quantization method "lowbit"; :func:`register_transformers` does the same by hand.
+``import lowbit`` is cheap: torch is imported when a name that needs it is first used. Where transformers is imported
+too, before or after, it knows the quantization method "lowbit"; :func:`register_transformers` does the same by hand.
 """
 
 from __future__ import annotations

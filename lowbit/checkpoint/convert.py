@@ -57,7 +57,9 @@ def quantize_checkpoint(
     quantized; LowbitError where dst exists or cannot be written.
     """
     if method in CALIBRATED:
-        raise SchemeError(f"method {method!r} needs calibration on text, which is not available here; use hqq, mse or rtn")
+        raise SchemeError(
+            f"method {method!r} needs calibration on text, which is not available here; use hqq, mse or rtn"
+        )
     device = _checked_device(device)
     dtype, group = getattr(dtype, "name", dtype), {"group_size": group_size, "method": method, "zero_kind": zero_kind}
     quantize(torch.zeros(1, 16), dtype, **group)  # the quantizer itself judges, before the work

@@ -32,6 +32,7 @@ def from_pretrained(path, **options):
     register_transformers()
     transformers = _transformers()
     wanted = bool(options.pop("output_loading_info", False))
+    options.pop("ignore_mismatched_sizes", None)
     hub = {key: options[key] for key in ("revision", "token", "cache_dir", "local_files_only") if key in options}
     config = options.pop("config", None) or _config_of(transformers, path, hub)
     if options.get("dtype") is None:
@@ -57,7 +58,8 @@ def from_pretrained(path, **options):
 
 def _load(cls, path, **options):
     try:
-        return cls.from_pretrained(path, output_loading_info=True, **options)
+        # Why ignored: what does not fit is then reported by name, and refused below.
+        return cls.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     except LowbitError as error:
         raise type(error)(f"{path or 'the checkpoint'}: {error}") from error
     except OSError as error:
@@ -83,7 +85,9 @@ def _expect_whole(path, info: dict) -> None:
     # Why only these: other tensors that nobody reads are common, such as buffers of older versions.
     lost = sorted(key for key in info.get("unexpected_keys") or () if str(key).endswith(".qweight"))
     if lost:
-        raise FormatError(f"{path} has {len(lost)} quantized weights that the model does not read, the first is {lost[0]}")
+        raise FormatError(
+            f"{path} has {len(lost)} quantized weights that the model does not read, the first is {lost[0]}"
+        )
 
 
 def _config_of(transformers, path, hub: dict):

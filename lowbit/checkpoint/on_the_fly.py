@@ -30,10 +30,14 @@ class Quantize(ConversionOps):
                 made[name] = tensor
                 continue
             owner, _, part = name.rpartition(".")
-            if choice.kind == "experts":
-                made |= self._experts(owner, part, choice, tensor)
-            else:
-                made |= self._matrix(owner, choice, tensor.T if choice.kind == "conv1d" else tensor)
+            try:
+                if choice.kind == "experts":
+                    made |= self._experts(owner, part, choice, tensor)
+                else:
+                    made |= self._matrix(owner, choice, tensor.T if choice.kind == "conv1d" else tensor)
+            except LowbitError as error:
+                # Why not at once: transformers would catch it and raise an error of its own that names nothing.
+                self.quantizer.failed = self.quantizer.failed or error
             if missing_keys is not None:
                 missing_keys.discard(name)
         return made
@@ -97,5 +101,3 @@ def quantize_tied_head(model, name: str, config) -> None:
         for target, source in model.all_tied_weights_keys.items()
         if f"{name}.weight" not in (target, source)
     }
-
-

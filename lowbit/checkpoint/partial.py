@@ -38,7 +38,7 @@ class Partial:
 
     def __enter__(self) -> Partial:
         self.folder.mkdir(exist_ok=True)
-        self._lock = open(self.folder / _LOCK, "w")  # noqa: SIM115
+        self._lock = open(self.folder / _LOCK, "w")
         try:
             # Why flock: the system takes it back from a process that dies, however it dies.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -36,7 +36,9 @@ def make(source: Source, settings: Settings) -> Plan:
     """Decide what is quantized. Raises SchemeError for settings that fit no layer, FormatError for wrong shapes."""
     model, untie = skeleton(source, settings)
     names = in_model(model, source.tensors)
-    split = any(".experts." in name and name.endswith(".weight") and _is_expert(model, name) for name, _ in names.values())
+    split = any(
+        ".experts." in name and name.endswith(".weight") and _is_expert(model, name) for name, _ in names.values()
+    )
     settings = settings.with_(experts="split" if split else "fused")
     chosen, left = layers.choose(model, settings)
     _expect_used(model, settings, [*chosen, *left], [full for c in chosen.values() for full in c.matrices])
@@ -50,7 +52,9 @@ def make(source: Source, settings: Settings) -> Plan:
     if not plan.jobs:
         raise SchemeError(f"expected layers to quantize, got none: {type(model).__name__} has {len(left)} left alone")
     plain = [name for name in left if name != layers.output_layer(model)[0]]
-    skip = dict.fromkeys([*settings.skip, *layers.as_patterns(plain, [full for c in chosen.values() for full in c.matrices])])
+    skip = dict.fromkeys(
+        [*settings.skip, *layers.as_patterns(plain, [full for c in chosen.values() for full in c.matrices])]
+    )
     plan.settings = settings.with_(skip=tuple(skip), scale_dtype=settings.scale_dtype or _scale_dtype(source, plan))
     for job in plan.jobs.values():
         for _, options, _ in job.outputs:
@@ -63,7 +67,9 @@ def skeleton(source: Source, settings: Settings):
     try:
         import transformers
     except ImportError:
-        raise LowbitError("quantizing a checkpoint needs transformers, which is not installed: pip install 'lowbit[hf]'") from None
+        raise LowbitError(
+            "quantizing a checkpoint needs transformers, which is not installed: pip install 'lowbit[hf]'"
+        ) from None
     architecture = str((source.config.get("architectures") or ["none"])[0])
     cls = getattr(transformers, architecture, None)
     if cls is None:
@@ -84,7 +90,10 @@ def skeleton(source: Source, settings: Settings):
 
 
 def _is_expert(model, name: str) -> bool:
-    owner = name.rpartition(".")[0].rpartition(".")[0].rpartition(".")[0]
+    """Whether a parameter is called like a matrix of one expert: ``...experts.3.up_proj.weight``."""
+    owner, *rest = name.rsplit(".", 3)
+    if len(rest) != 3 or not rest[0].isdigit() or rest[2] != "weight":
+        return False
     try:
         return layers.kind_of(model.get_submodule(owner)) == "experts"
     except AttributeError:

@@ -15,7 +15,19 @@ from .safetensors_file import Reader, parse_json
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 #: Files that hold weights in some form: never copied.
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".onnx_data", ".tflite")
+_WEIGHTS = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".h5",
+    ".msgpack",
+    ".gguf",
+    ".onnx",
+    ".onnx_data",
+    ".tflite",
+)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -41,7 +53,9 @@ class Source:
     def __init__(self, folder):
         self.folder = Path(folder)
         if not self.folder.is_dir():
-            raise FormatError(f"the checkpoint folder {folder} does not exist; give a folder with config.json and weights")
+            raise FormatError(
+                f"the checkpoint folder {folder} does not exist; give a folder with config.json and weights"
+            )
         self.config = self._json("config.json")
         if self.config.get("quantization_config"):
             raise FormatError(f"the checkpoint {folder} is already quantized; give the one it was made from")
@@ -100,11 +114,13 @@ class Source:
         if SINGLE in found or len(found) == 1:
             return SINGLE if SINGLE in found else found[0]
         if found:
-            raise FormatError(f"{self.folder} has {len(found)} *.safetensors files and no {INDEX} that says what they hold")
+            raise FormatError(
+                f"{self.folder} has {len(found)} *.safetensors files and no {INDEX} that says what they hold"
+            )
         if [*self.folder.glob("*.bin"), *self.folder.glob("*.pt"), *self.folder.glob("*.pth")]:
             raise FormatError(
-                f"{self.folder} holds pickles, which are never opened; expected *.safetensors files: load it with a tool "
-                "you trust it to and save it as safetensors"
+                f"{self.folder} holds pickles, which are never opened; expected *.safetensors files; "
+                "let a tool that you trust with it save it as safetensors"
             )
         raise FormatError(f"{self.folder} is no HuggingFace checkpoint: it has no *.safetensors file")
 

@@ -14,7 +14,7 @@ from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..errors import FormatError, SchemeError
+from ..errors import FormatError, LowbitError, SchemeError
 from ..nn import Linear
 from . import experts, layers
 from .on_the_fly import Quantize, quantize_tied_head
@@ -61,6 +61,7 @@ class LowbitHfQuantizer(HfQuantizer):
         self.pending: dict[str, layers.Choice] = {}  # float parameters to quantize as they arrive, by full name
         self.tied_head = ""
         self.experts: dict[str, nn.Module] = {}
+        self.failed: LowbitError | None = None  # the first error of a weight, raised when loading has ended
 
     def is_serializable(self, *_, **__) -> bool:
         return True
@@ -97,7 +98,9 @@ class LowbitHfQuantizer(HfQuantizer):
         chosen, left = layers.choose(model, settings)
         self._find_tied_head(model, settings, chosen, left)
         if not chosen:
-            raise SchemeError(f"expected layers to quantize, got none: {type(model).__name__} has {len(left)} left alone")
+            raise SchemeError(
+                f"expected layers to quantize, got none: {type(model).__name__} has {len(left)} left alone"
+            )
         for name, choice in chosen.items():
             if choice.kind == "experts":
                 self._put_experts(name, choice, dtype, settings)
@@ -116,7 +119,9 @@ class LowbitHfQuantizer(HfQuantizer):
         if settings.lm_head is None or head not in left or f"{head}.weight" not in layers.tied_parameters(model):
             return
         if self.pre_quantized:
-            raise FormatError(f"{head} cannot be {settings.lm_head} and tied; config.json needs tie_word_embeddings false")
+            raise FormatError(
+                f"{head} cannot be {settings.lm_head} and tied; config.json needs tie_word_embeddings false"
+            )
         self.tied_head = head
 
     def _put_linear(self, model, name: str, choice: layers.Choice, dtype) -> None:
@@ -160,6 +165,8 @@ class LowbitHfQuantizer(HfQuantizer):
     # ---- after loading ---------------------------------------------------------------------------------------------
 
     def _process_model_after_weight_loading(self, model, **_):
+        if self.failed is not None:
+            raise self.failed
         settle(self.layers)
         for name in self.pending:
             owner, _, part = name.rpartition(".")

@@ -25,7 +25,7 @@ def settle(layers: dict[str, Linear]) -> None:
                 continue
             # Why: loaders leave what a file lacks at some value or other, and only log it.
             if not getattr(tensor, "_is_hf_initialized", False) and not hasattr(layer, "_hf_hook"):
-                raise FormatError(f"{name}.{short}: expected in the checkpoint, got none; the model would be wrong")
+                raise FormatError(f"{name}.{short}: the checkpoint must hold it, in the right shape, but it does not")
             for what in ("dtype", "shape"):
                 got, wanted = getattr(tensor, what), getattr(expected[short], what)
                 if got != wanted:

@@ -20,14 +20,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("src", type=Path, metavar="SRC", help="folder with config.json and *.safetensors")
     parser.add_argument("dst", type=Path, metavar="DST", help="folder to make; must not exist")
-    parser.add_argument("--dtype", default="int4", help="weight type, such as int3, uint4, float4_e2m1 (default: %(default)s)")
-    parser.add_argument("--group-size", type=int, default=128, help="weights that share a scale, or -1 for a row (default: 128)")
+    parser.add_argument(
+        "--dtype", default="int4", help="weight type, such as int3, uint4, float4_e2m1 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--group-size", type=int, default=128, help="weights that share a scale, or -1 for a row (default: 128)"
+    )
     parser.add_argument("--method", default="mse", help="rtn, mse or hqq (default: %(default)s)")
     parser.add_argument("--zero-kind", help="zero or min, for uint types (default: zero)")
     parser.add_argument("--scale-dtype", help="float16, bfloat16 or float32 (default: that of the weights)")
     parser.add_argument("--act", help="int8: quantize activations while the model runs")
     parser.add_argument("--lm-head", metavar="DTYPE", help="weight type of the output layer (default: left as it is)")
-    parser.add_argument("--skip", action="append", default=[], metavar="NAME", help="layers to leave alone; may be repeated")
+    parser.add_argument(
+        "--skip", action="append", default=[], metavar="NAME", help="layers to leave alone; may be repeated"
+    )
     parser.add_argument(
         "--dynamic", metavar="JSON", help='settings of some layers, such as \'{"down_proj$": {"dtype": "int8"}}\''
     )
