@@ -156,6 +156,8 @@ def empty_linear(choice: Choice, full: str, dtype: torch.dtype) -> Linear:
     else:
         n, k = shape_of(module, full.rpartition(".")[2])
     made = {"device": "meta", "dtype": dtype, "scheme": Settings.scheme(options), "perm": options["perm"]}
+    if options["codebook"]:
+        made["codebook"] = True
     layer = Linear(k, n, bias=bias is not None, act=options["act"], **made)
     if bias is not None:
         layer.bias = nn.Parameter(torch.empty(n, dtype=bias.dtype, device="meta"), bias.requires_grad)

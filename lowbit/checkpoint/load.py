@@ -49,9 +49,8 @@ def from_pretrained(path, **options):
     else:
         from .foreign import state_of
 
-        config, state = state_of(path, config, cls)
+        config, state = state_of(path, config, cls, hub)
         model, info = _load(cls, None, config=config, state_dict=state, **options)
-        model._weight_conversions = None  # it is saved as lowbit's own
     _expect_whole(path, info)
     return (model, info) if wanted else model
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 
 from ..convert_model import OPTIONS, Patterns, checked_dynamic
 from ..errors import DtypeError, FormatError, SchemeError, nearest
@@ -12,7 +13,7 @@ from ..scheme import Scheme
 
 FORMAT = 1
 #: What ``dynamic`` may set for a layer of a stored checkpoint, beside the options of quantize_model.
-_OF_A_LAYER = (*OPTIONS, "scale_dtype", "perm")
+_OF_A_LAYER = (*OPTIONS, "scale_dtype", "perm", "codebook")
 #: How the experts of a mixture are stored: gate and up projection apart, or as one matrix.
 LAYOUTS = ("split", "fused")
 
@@ -22,9 +23,9 @@ class Settings:
     """Settings of all layers, and which of them differ; made and checked by :meth:`make`.
 
     dtype, group_size, method, zero_kind, act: as in :func:`lowbit.quantize_model`. scale_dtype: the name of the
-    scales' type, or None while it is not known. perm: whether weights have an order of their columns. skip, dynamic:
-    names or regular expressions, see :func:`lowbit.quantize_model`. lm_head: the weight type of the output layer, or
-    None to leave it alone. experts: "split" or "fused".
+    scales' type, or None while it is not known. perm, codebook: whether weights have an order of their columns, and a
+    table of values. skip, dynamic: names or regular expressions, see :func:`lowbit.quantize_model`. lm_head: the
+    weight type of the output layer, or None to leave it alone. experts: "split" or "fused".
     """
 
     dtype: str = "int4"
@@ -34,6 +35,7 @@ class Settings:
     act: str | None = None
     scale_dtype: str | None = None
     perm: bool = False
+    codebook: bool = False
     skip: tuple[str, ...] = ()
     dynamic: Mapping[str, dict | None] = field(default_factory=dict)
     lm_head: str | None = None
@@ -63,15 +65,23 @@ class Settings:
     def _check(self) -> None:
         if self.experts not in LAYOUTS:
             raise SchemeError(f"experts must be one of {', '.join(LAYOUTS)}, got {self.experts!r}")
-        Patterns(list(self.skip), "skip")
-        Patterns(list(self.dynamic), "dynamic")
+        _ = self._skipped, self._changed  # compiles them
         for options in [{}, *self.dynamic.values(), {} if self.lm_head is None else self._of_head()]:
             if options is not None:
                 options = {**self._default(), **options}
                 self.scheme(options)
                 check_act(options["act"])
-                if type(options["perm"]) is not bool:
-                    raise DtypeError(f"perm must be true or false, got {options['perm']!r}")
+                for name in ("perm", "codebook"):
+                    if type(options[name]) is not bool:
+                        raise DtypeError(f"{name} must be true or false, got {options[name]!r}")
+
+    @cached_property
+    def _skipped(self) -> Patterns:
+        return Patterns(list(self.skip), "skip")
+
+    @cached_property
+    def _changed(self) -> Patterns:
+        return Patterns(list(self.dynamic), "dynamic")
 
     def _default(self) -> dict:
         return {name: getattr(self, name) for name in _OF_A_LAYER}
@@ -81,14 +91,14 @@ class Settings:
 
     def of(self, names: list[str], head: bool = False) -> dict | None:
         """The settings of the layer with these names, or None when it stays as it is. head: it is the output layer."""
-        if Patterns(list(self.skip), "skip").find(names) is not None:
+        if self._skipped.find(names) is not None:
             return None
-        if head:
-            return None if self.lm_head is None else self._of_head()
-        pattern = Patterns(list(self.dynamic), "dynamic").find(names)
-        if pattern is None:
-            return self._default()
-        return None if self.dynamic[pattern] is None else {**self._default(), **self.dynamic[pattern]}
+        if head and self.lm_head is None:
+            return None
+        default = self._of_head() if head else self._default()
+        pattern = self._changed.find(names)
+        changed = {} if pattern is None else self.dynamic[pattern]
+        return None if changed is None else {**default, **changed}
 
     @staticmethod
     def scheme(options: dict) -> Scheme:
@@ -105,6 +115,14 @@ class Settings:
         """What config.json holds; without what is as by default and says nothing."""
         made = asdict(self)
         made |= {"skip": list(self.skip), "dynamic": dict(self.dynamic)}
-        quiet = {"act": None, "zero_kind": None, "perm": False, "dynamic": {}, "lm_head": None, "experts": "fused"}
+        quiet = {
+            "act": None,
+            "zero_kind": None,
+            "perm": False,
+            "codebook": False,
+            "dynamic": {},
+            "lm_head": None,
+            "experts": "fused",
+        }
         kept = {name: value for name, value in made.items() if name not in quiet or value != quiet[name]}
         return {"quant_method": "lowbit", "format": FORMAT, **kept}

@@ -47,17 +47,18 @@ class Stored:
 class Source:
     """folder, config (config.json as a dict), shards (file names in order), tensors (name -> Stored).
 
-    Raises FormatError for what is no complete, readable safetensors checkpoint, or is quantized already.
+    quantized: whether it may be quantized already. Raises FormatError for what is no complete, readable safetensors
+    checkpoint, or is quantized and should not be.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder, quantized: bool = False):
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise FormatError(
                 f"the checkpoint folder {folder} does not exist; give a folder with config.json and weights"
             )
         self.config = self._json("config.json")
-        if self.config.get("quantization_config"):
+        if self.config.get("quantization_config") and not quantized:
             raise FormatError(f"the checkpoint {folder} is already quantized; give the one it was made from")
         listed = self._listed()
         self.shards = sorted(set(listed.values())) if listed else [self._single()]

@@ -19,7 +19,7 @@ from ..nn import Linear
 from . import experts, layers
 from .on_the_fly import Quantize, quantize_tied_head
 from .settings import Settings
-from .validate import settle
+from .validate import expect_shapes, settle
 
 _NAME = "lowbit"
 
@@ -61,6 +61,7 @@ class LowbitHfQuantizer(HfQuantizer):
         self.pending: dict[str, layers.Choice] = {}  # float parameters to quantize as they arrive, by full name
         self.tied_head = ""
         self.experts: dict[str, nn.Module] = {}
+        self.shapes: dict[str, torch.Size] = {}
         self.failed: LowbitError | None = None  # the first error of a weight, raised when loading has ended
 
     def is_serializable(self, *_, **__) -> bool:
@@ -106,6 +107,7 @@ class LowbitHfQuantizer(HfQuantizer):
                 self._put_experts(name, choice, dtype, settings)
             else:
                 self._put_linear(model, name, choice, dtype)
+        self.shapes = {name: p.shape for name, p in model.named_parameters() if name not in self.pending}
         if not self.pre_quantized:
             # Why: the saved config then says by itself what is quantized, whatever a later version would leave alone.
             plain = [name for name in left if name != layers.output_layer(model)[0]]
@@ -168,6 +170,7 @@ class LowbitHfQuantizer(HfQuantizer):
         if self.failed is not None:
             raise self.failed
         settle(self.layers)
+        expect_shapes(model, self.shapes)
         for name in self.pending:
             owner, _, part = name.rpartition(".")
             model.get_submodule(owner)._parameters.pop(part, None)
@@ -177,7 +180,7 @@ class LowbitHfQuantizer(HfQuantizer):
             quantize_tied_head(model, self.tied_head, self.quantization_config)
         for layer in self.layers.values():
             layer.prepare()
-        self.pending, self.layers, self.experts = {}, {}, {}
+        self.pending, self.layers, self.experts, self.shapes = {}, {}, {}, {}
         return model
 
     def _dequantize(self, model, dtype=None):

@@ -43,8 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write DST, say how large it is, and return 0. Raises LowbitError on bad input."""
     dynamic = _parsed(args.dynamic)
-    from .. import quantize_checkpoint
+    from .. import extension, quantize_checkpoint
 
+    extension.load()  # reads the environment: a misspelt variable is an error here too
     options = {name: getattr(args, name) for name in ("group_size", "method", "zero_kind", "scale_dtype", "act")}
     with Progress(_STEPS) as bar:
         shown = ""
