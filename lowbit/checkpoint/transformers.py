@@ -18,6 +18,7 @@ from ..errors import FormatError, LowbitError, SchemeError
 from ..nn import Linear
 from . import experts, layers
 from .on_the_fly import Quantize, quantize_tied_head
+from .parallel import ShardedLinear, shard
 from .settings import Settings
 from .validate import expect_shapes, settle
 
@@ -131,6 +132,7 @@ class LowbitHfQuantizer(HfQuantizer):
         layer.lowbit_conv1d = choice.kind == "conv1d"
         # Why: tensor parallelism then hands the layer plain local tensors, which kernels need.
         layer._hf_quantized_needs_local_tp = True
+        layer.__class__ = ShardedLinear  # until it is known whether the layer is cut
         if not self.pre_quantized:
             layer._parameters["weight"] = nn.Parameter(torch.empty_like(choice.module.weight, dtype=dtype), False)
             self.pending[f"{name}.weight"] = choice
@@ -178,6 +180,7 @@ class LowbitHfQuantizer(HfQuantizer):
                 model.get_submodule(owner)._parameters["weight"] = None
         if self.tied_head:
             quantize_tied_head(model, self.tied_head, self.quantization_config)
+        shard(self.layers)
         for layer in self.layers.values():
             layer.prepare()
         self.pending, self.layers, self.experts, self.shapes = {}, {}, {}, {}
