@@ -64,7 +64,9 @@ def shard(layers: dict[str, Linear]) -> None:
                 )
         for short in ("perm", "codebook"):
             if layer._parameters.get(short) is not None:
-                raise ShapeError(f"{name}: a weight with {short} cannot be cut over processes; leave it out of the plan")
+                raise ShapeError(
+                    f"{name}: a weight with {short} cannot be cut over processes; leave it out of the plan"
+                )
         layer.lowbit_cut = True
 
 

@@ -1,4 +1,4 @@
-"""One process of two: what tests/hf/test_parallel.py starts. Usage: parallel.py TASK FOLDER; prints "same" at the end."""
+"""One process of two: what tests/hf/test_parallel.py starts. Usage: parallel.py TASK FOLDER; prints "same"."""
 
 import json
 import os
@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-import transformers  # noqa: E402
+import transformers
 
-import lowbit  # noqa: E402
-from lowbit import LowbitConfig  # noqa: E402
+import lowbit
+from lowbit import LowbitConfig
 
 TOKENS = torch.arange(40, 60)[None]
 
