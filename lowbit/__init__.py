@@ -30,7 +30,7 @@ _LAZY = {
     "Linear": "nn",
     "prepare": "nn",
     "quantize_model": "convert_model",
-    "quantize_checkpoint": "checkpoint.convert",
+    "quantize_checkpoint": "checkpoint.quantize_files",
     "from_pretrained": "checkpoint.load",
     "LowbitConfig": "checkpoint.transformers",
     "register_transformers": "checkpoint.load",

@@ -47,7 +47,7 @@ def from_pretrained(path, **options):
     if method in (None, "lowbit"):
         model, info = _load(cls, path, config=config, **options)
     else:
-        from .foreign import state_of
+        from .adopt import state_of
 
         config, state = state_of(path, config, cls, hub)
         model, info = _load(cls, None, config=config, state_dict=state, **options)

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 import lowbit
 from lowbit import FormatError, LowbitError, QuantizationError, SchemeError
-from lowbit.checkpoint import convert, native
+from lowbit.checkpoint import native, quantize_files
 from lowbit.cli import main
 
 from .models import LLAMA, small
@@ -279,8 +279,8 @@ def test_finished_shards_are_used_again(sharded, tmp_path, monkeypatch):
     kept = sorted(path.name for path in (tmp_path / ".q.partial").glob("*.safetensors"))
     assert 1 <= len(kept) < len(list(sharded.glob("*.safetensors")))
     made = []
-    real = convert._write_shard
-    monkeypatch.setattr(convert, "_write_shard", lambda path, *rest: made.append(path.name) or real(path, *rest))
+    real = quantize_files._write_shard
+    monkeypatch.setattr(quantize_files, "_write_shard", lambda path, *rest: made.append(path.name) or real(path, *rest))
     lowbit.quantize_checkpoint(sharded, tmp_path / "q", **options)
     assert sorted([*made, *kept]) == sorted(path.name for path in sharded.glob("*.safetensors"))
     assert {name: f[1] for name, f in fingerprint(tmp_path / "q").items()} == {
@@ -313,8 +313,8 @@ def test_what_no_longer_fits_is_made_again(sharded, tmp_path, change, monkeypatc
     else:
         (partial / "stray.safetensors").write_bytes(b"x")
     made = []
-    real = convert._write_shard
-    monkeypatch.setattr(convert, "_write_shard", lambda path, *rest: made.append(path.name) or real(path, *rest))
+    real = quantize_files._write_shard
+    monkeypatch.setattr(quantize_files, "_write_shard", lambda path, *rest: made.append(path.name) or real(path, *rest))
     lowbit.quantize_checkpoint(src, tmp_path / "q", **options)
     assert (first in made) == (change != "stray file")
     assert not (tmp_path / "q" / "stray.safetensors").exists() and not (tmp_path / "q" / "journal.json").exists()
