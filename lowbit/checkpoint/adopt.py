@@ -37,11 +37,13 @@ def state_of(path, config, cls, hub: dict):
         def read(key: str) -> torch.Tensor:
             return readers[source.tensors[key].file].read(key)
 
-        found, used = {}, set()
+        found, used, held = {}, set(), {}
         for layer in known.layers(source.tensors, metadata):
-            stem = _stem(layer)
-            found[stem] = known.decode(layer, {role: read(key) for role, key in layer.tensors.items()})
-            used.update(layer.tensors.values())
+            keys = layer.tensors.values()
+            # Why kept: the experts of a stack come one after the other out of the same tensors.
+            held = held if held.keys() == set(keys) else {key: read(key) for key in keys}
+            found[layer.name] = known.decode(layer, {role: held[key] for role, key in layer.tensors.items()})
+            used.update(keys)
         state = {key: read(key) for key in source.tensors if key not in used}
     for stem, qt in found.items():
         held = {f"{stem}.{short}": getattr(qt, field) for short, field in FIELDS.items()}
@@ -65,15 +67,6 @@ def _folder(path, hub: dict) -> Path:
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors"], **hub))
-
-
-def _stem(layer) -> str:
-    """The name on disk of a layer's weight; an expert of a stack is a layer of its own."""
-    part = getattr(layer, "part", None)
-    if part is None:
-        return layer.name
-    owner, _, last = layer.name.rpartition(".")
-    return f"{owner}.{part}.{last}"
 
 
 def _options(qt: QuantTensor) -> tuple:

@@ -104,7 +104,7 @@ class Toy:
     def layers(self, keys, metadata=None):
         assert not metadata or "format" in metadata
         named = [key.removesuffix(".toy") for key in keys if key.endswith(".toy")]
-        return [types.SimpleNamespace(name=n, tensors={"toy": f"{n}.toy"}, settings={}, part=None) for n in named]
+        return [types.SimpleNamespace(name=n, tensors={"toy": f"{n}.toy"}, settings={}) for n in named]
 
     def decode(self, layer, tensors):
         assert torch.equal(tensors["toy"], self.weights[layer.name].unpack())
