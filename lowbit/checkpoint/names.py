@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import re
 
+from .safetensors_file import Reader
+
 _SHORT = ("qweight", "scales", "zeros", "perm")
+
+
+def has_split_experts(files) -> bool:
+    """Whether safetensors files hold experts whose gate and up projections are apart."""
+    for file in files:
+        with Reader(file) as reader:
+            if any(re.search(r"\.experts\.\d+\.(gate_proj|w1)\.qweight$", name) for name in reader.entries):
+                return True
+    return False
 
 
 def renamings_of_experts(conversions) -> list:

@@ -17,6 +17,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ..errors import FormatError, LowbitError, SchemeError
 from ..nn import Linear
 from . import experts, layers
+from .names import has_split_experts, renamings_of_experts
 from .on_the_fly import Quantize, quantize_tied_head
 from .parallel import ShardedLinear, shard
 from .settings import Settings
@@ -91,8 +92,12 @@ class LowbitHfQuantizer(HfQuantizer):
 
     # ---- before loading: everything is on meta --------------------------------------------------------------------
 
-    def _process_model_before_weight_loading(self, model, dtype=None, **_):
+    def _process_model_before_weight_loading(self, model, dtype=None, checkpoint_files=None, **_):
         settings = self.quantization_config.settings
+        if self.pre_quantized and has_split_experts(checkpoint_files or ()):
+            # Why read from the files: a config that another program wrote need not say it.
+            settings = settings.with_(experts="split")
+            self.quantization_config.take(settings)
         dtype = dtype or model.config.dtype or torch.get_default_dtype()
         if not self.pre_quantized:
             scale = settings.scale_dtype or ("bfloat16" if dtype == torch.bfloat16 else "float16")
@@ -154,8 +159,6 @@ class LowbitHfQuantizer(HfQuantizer):
         """Where experts lie on disk as they do in older versions of the model, their quantized matrices do too."""
         made = []
         if self.pre_quantized and self.experts and self.quantization_config.settings.experts == "split":
-            from .names import renamings_of_experts
-
             made = renamings_of_experts(weight_conversions)
         return [*weight_conversions, *made]
 

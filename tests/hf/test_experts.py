@@ -1,6 +1,7 @@
 """Risk: a mixture's experts get each other's weights, lose their order on disk, or a gate's rows are mixed up."""
 
 import copy
+import json
 import pickle
 
 import pytest
@@ -66,6 +67,16 @@ def test_they_can_have_settings_of_their_own(tmp_path):
     expected = {"down_proj": ("uint3", 32), "gate_proj": ("int4", 32), "up_proj": ("int4", 32)}
     assert {n.rpartition(".")[2]: (m.scheme.weight.name, 32) for n, m in found.named_modules() if ".experts." in n
             and isinstance(m, lowbit.Linear)} == expected  # fmt: skip
+
+
+def test_a_config_that_does_not_say_how_they_lie_is_enough(tmp_path):
+    small("mixtral").save_pretrained(tmp_path / "src")
+    lowbit.quantize_checkpoint(tmp_path / "src", tmp_path / "q", "int4", **OPTIONS)
+    expected = logits(lowbit.from_pretrained(tmp_path / "q"))
+    config = json.loads((tmp_path / "q" / "config.json").read_text())
+    assert config["quantization_config"].pop("experts") == "split"
+    (tmp_path / "q" / "config.json").write_text(json.dumps(config))
+    assert torch.equal(logits(lowbit.from_pretrained(tmp_path / "q")), expected)
 
 
 def test_all_or_none_of_a_layer(tmp_path):
