@@ -1,6 +1,7 @@
 """lowbit: matrix products with weights of 1 to 8 bits.
 
-``import lowbit`` is cheap: torch is imported when a name that needs it is first used.
+``import lowbit`` is cheap: torch is imported when a name that needs it is first used. Where transformers is imported
+too, before or after, it knows the quantization method "lowbit"; :func:`register_transformers` does the same by hand.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ _LAZY = {
     "Linear": "nn",
     "prepare": "nn",
     "quantize_model": "convert_model",
+    "quantize_checkpoint": "checkpoint.quantize_files",
+    "from_pretrained": "checkpoint.load",
+    "LowbitConfig": "checkpoint.transformers",
+    "register_transformers": "checkpoint.load",
     "info": "commands.info",
     "selftest": "commands.selftest",
 }
@@ -61,3 +66,12 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _watch_transformers() -> None:
+    from .checkpoint.hook import watch
+
+    watch()
+
+
+_watch_transformers()

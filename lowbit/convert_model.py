@@ -16,7 +16,8 @@ from .ops.schema import check_act
 from .quantizers import CALIBRATED, quantize
 
 _SKIP = ("lm_head",)
-_OPTIONS = ("dtype", "group_size", "method", "zero_kind", "act")
+#: What may be set for a layer.
+OPTIONS = ("dtype", "group_size", "method", "zero_kind", "act")
 
 
 def quantize_model(
@@ -59,10 +60,10 @@ def quantize_model(
     if type(model) is nn.Linear:
         raise SchemeError("expected a model that holds nn.Linear modules, got one itself; use Linear.from_linear")
     settings = {"dtype": dtype, "group_size": group_size, "method": method, "zero_kind": zero_kind, "act": act}
-    dynamic = _checked_dynamic(dynamic)
+    dynamic = checked_dynamic(dynamic)
     places = _places(model)
-    skipped = _Patterns([skip] if isinstance(skip, str) else list(skip), "skip", default=_SKIP)
-    overridden = _Patterns(list(dynamic), "dynamic")
+    skipped = Patterns([skip] if isinstance(skip, str) else list(skip), "skip", default=_SKIP)
+    overridden = Patterns(list(dynamic), "dynamic")
     chosen: list[tuple[nn.Linear, list[str], dict]] = []
     for linear, names in places:
         skip_it, pattern = skipped.find(names), overridden.find(names)
@@ -145,7 +146,8 @@ def _without_tied(model: nn.Module, chosen: list) -> list:
     return kept
 
 
-def _checked_dynamic(dynamic) -> dict[str, dict | None]:
+def checked_dynamic(dynamic, known: tuple[str, ...] = OPTIONS) -> dict[str, dict | None]:
+    """A copy of ``dynamic``. Raises DtypeError or SchemeError unless it maps patterns to known settings or None."""
     if dynamic is None:
         return {}
     if not isinstance(dynamic, Mapping):
@@ -156,14 +158,12 @@ def _checked_dynamic(dynamic) -> dict[str, dict | None]:
         if not isinstance(options, Mapping):
             raise DtypeError(f"dynamic[{pattern!r}] must be settings or None, got {type(options).__name__}")
         for option in options:
-            if option not in _OPTIONS:
-                raise SchemeError(
-                    f"dynamic[{pattern!r}] has no setting {option!r}; expected {nearest(option, _OPTIONS)}"
-                )
+            if option not in known:
+                raise SchemeError(f"dynamic[{pattern!r}] has no setting {option!r}; expected {nearest(option, known)}")
     return dict(dynamic)
 
 
-class _Patterns:
+class Patterns:
     """Entries of ``skip`` or ``dynamic``: which of them names a layer, and which were never used."""
 
     def __init__(self, patterns: list[str], argument: str, default: tuple[str, ...] = ()):

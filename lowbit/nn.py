@@ -67,6 +67,7 @@ class Linear(nn.Linear):
         check_act(act)
         self._numbers = op_numbers(scheme, (n, k))
         groups, stored = (n, scheme.groups(k)), getattr(torch, scheme.scale_type)
+        self._stored = stored
         # Why not register_parameter: the property of that name stands in its way.
         self._parameters["weight"] = None
         has_zeros = scheme.zero_kind != "none"
@@ -114,6 +115,8 @@ class Linear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.layout is not None:
+            if self.scales.dtype is not self._stored:
+                self._restore_type()
             return product(x, self.qweight, self.scales, self.zeros, self.perm, self.bias, self._numbers, self.act)
         return self._forward_canonical(x)
 
@@ -132,6 +135,8 @@ class Linear(nn.Linear):
 
     def quant_tensor(self) -> QuantTensor:
         """The weight in canonical form; of a layer that is not packed it shares the memory."""
+        if self.layout is not None and self.scales.dtype is not self._stored:
+            self._restore_type()
         held = [None if t is None else t.detach() for t in map(self._parameters.get, _HELD)]
         shape, s = (self.out_features, self.in_features), self.scheme
         codes, scales, zeros, perm, codebook = held
@@ -174,6 +179,14 @@ class Linear(nn.Linear):
             else:
                 held.data = tensor
         self.layout = layout
+
+    def _restore_type(self) -> None:
+        """Give scales and zeros their type back. Why: tools that prepare a model for training widen all 16-bit
+        parameters, past every hook; back again they are what they were."""
+        for name in ("scales", "zeros"):
+            tensor = self._parameters[name]
+            if tensor is not None:
+                tensor.data = tensor.data.to(self._stored)
 
     def _unprepare(self) -> None:
         if self.layout is not None:
@@ -237,6 +250,7 @@ class Linear(nn.Linear):
     def __setstate__(self, state):
         state = dict(state)
         packed = state.pop("_was_packed", False)
+        state.setdefault("_stored", getattr(torch, state["scheme"].scale_type))  # pickles of 0.1.0 lack it
         super().__setstate__(state)
         # Why: pickles of version 0.1.0 have no place for it.
         self._parameters.setdefault("codebook", None)
@@ -298,13 +312,23 @@ class _NoWeight(torch.Tensor):
     """
 
     _PRODUCTS = frozenset({"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "mv", "bmm", "addmm", "einsum"})
+    _SAME = frozenset({"__get__", "clone", "detach", "to", "float"})
+    #: Tools that merge an adapter into the weight do this.
+    _CHANGES = frozenset({"add", "add_", "__add__", "__iadd__", "sub", "sub_", "__sub__", "__isub__", "copy_"})
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in cls._CHANGES:
+            raise SchemeError(
+                "a quantized layer has no float weight to change or merge into; dequantize the model first"
+            )
         if getattr(func, "__name__", "") in cls._PRODUCTS:
             raise SchemeError("a quantized layer has no float weight to multiply with; use layer.dequantize()")
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+            made = func(*args, **(kwargs or {}))
+        # Why: `weight.data` and its copies are as empty, and have to say so too.
+        same = getattr(func, "__name__", "") in cls._SAME and type(made) is torch.Tensor
+        return made.as_subclass(cls) if same else made
 
 
 def _frozen(tensor: torch.Tensor) -> nn.Parameter:

@@ -12,7 +12,8 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -30,7 +31,22 @@ _MAX_HEADER = 100_000_000  # the limit of the format's own library
 _METADATA = "__metadata__"
 
 
-def write(path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+@dataclass(frozen=True)
+class Later:
+    """A tensor that :func:`write` reads when its turn comes, so that not all of a file are held in memory."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    read: Callable[[], torch.Tensor]
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+def write(path, tensors: Mapping[str, torch.Tensor | Later], metadata: Mapping[str, str]) -> None:
     """Write a file under a temporary name beside path, then rename it: path is the old file or the whole new one.
 
     Raises DtypeError for a tensor of a type that the format lacks, OSError as the system gives it.
@@ -52,7 +68,9 @@ def write(path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
         with open(temporary, "xb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for name in order:
-                flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+                tensor = tensors[name]
+                tensor = tensor.read() if isinstance(tensor, Later) else tensor
+                flat = tensor.detach().cpu().contiguous().reshape(-1)
                 file.write(memoryview(flat.view(torch.uint8).numpy()))
             file.flush()
             os.fsync(file.fileno())
@@ -95,9 +113,13 @@ class Reader:
     def __exit__(self, *_) -> None:
         self._stream.close()
 
-    def read(self, name: str) -> torch.Tensor:
-        """The tensor called name, in memory of its own, on the CPU."""
+    def read(self, name: str, index: int | None = None) -> torch.Tensor:
+        """The tensor called name, or ``tensor[index]`` of it, in memory of its own, on the CPU."""
         dtype, shape, begin, end = self.entries[name]
+        if index is not None:
+            size = (end - begin) // shape[0]
+            begin, shape = begin + index * size, shape[1:]
+            end = begin + size
         if begin == end:
             return torch.empty(shape, dtype=dtype)
         data = bytearray(end - begin)

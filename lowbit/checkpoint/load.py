@@ -1,0 +1,131 @@
+"""from_pretrained: a quantized checkpoint to a model that is whole, or an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import FormatError, LowbitError
+
+
+def register_transformers() -> None:
+    """Make transformers know the quantization method "lowbit".
+
+    Nobody has to call this: ``import lowbit`` sees to it, before or after transformers is imported. Raises LowbitError
+    without transformers.
+    """
+    _transformers()
+    from .transformers import register
+
+    register()
+
+
+def from_pretrained(path, **options):
+    """Load a quantized HuggingFace checkpoint as the model class that its config.json names; returns the model.
+
+    path: a folder, or a name on the hub. options: those of transformers' ``from_pretrained`` (dtype, device_map,
+    attn_implementation, ...); ``quantization_config`` may quantize a float checkpoint while it is loaded. Checkpoints
+    of other tools are read where lowbit knows their format, and are then weights of lowbit: same codes, same values.
+
+    Every tensor is checked: one that is missing, of another shape or type, or damaged raises FormatError, and nothing
+    is filled with random numbers. Raises FormatError for a checkpoint that is not quantized or of no known format.
+    """
+    register_transformers()
+    transformers = _transformers()
+    wanted = bool(options.pop("output_loading_info", False))
+    options.pop("ignore_mismatched_sizes", None)
+    hub = {key: options[key] for key in ("revision", "token", "cache_dir", "local_files_only") if key in options}
+    config = options.pop("config", None) or _config_of(transformers, path, hub)
+    if options.get("dtype") is None:
+        options["dtype"] = "auto"
+    method = _method(config)
+    cls = _class_of(transformers, config, path)
+    if method is None and options.get("quantization_config") is None:
+        raise FormatError(
+            f"{path} is not quantized; quantize it with lowbit.quantize_checkpoint, or pass "
+            "quantization_config=lowbit.LowbitConfig(...) to do so while it is loaded"
+        )
+    if method in (None, "lowbit"):
+        model, info = _load(cls, path, config=config, **options)
+    else:
+        from .adopt import state_of
+
+        config, state = state_of(path, config, cls, hub)
+        model, info = _load(cls, None, config=config, state_dict=state, **options)
+    _expect_whole(path, info)
+    return (model, info) if wanted else model
+
+
+def _load(cls, path, **options):
+    try:
+        # Why ignored: what does not fit is then reported by name, and refused below.
+        return cls.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    except LowbitError as error:
+        raise type(error)(f"{path or 'the checkpoint'}: {error}") from error
+    except OSError as error:
+        raise FormatError(f"{path}: {_first_line(error)}") from error
+    # Why so wide: a damaged file raises whatever its parser raises; the user needs to know which.
+    except Exception as error:
+        if isinstance(error, TypeError | NotImplementedError | ImportError):
+            raise  # a wrong option
+        raise FormatError(f"{path or 'the checkpoint'} does not load: {_first_line(error)}") from error
+
+
+def _expect_whole(path, info: dict) -> None:
+    """Raises FormatError for tensors that the checkpoint lacks, has in another shape, or has too many of."""
+    conversion = info.get("conversion_errors") or info.get("error_msgs")
+    for what, found in (
+        ("lacks", info.get("missing_keys")),
+        ("has, in a shape that does not fit,", info.get("mismatched_keys")),
+        ("does not convert", conversion),
+    ):
+        if found:
+            first = sorted(map(str, found))[0]
+            raise FormatError(f"{path} {what} {len(found)} tensors, the first is {first}")
+    # Why only these: other tensors that nobody reads are common, such as buffers of older versions.
+    lost = sorted(key for key in info.get("unexpected_keys") or () if str(key).endswith(".qweight"))
+    if lost:
+        raise FormatError(
+            f"{path} has {len(lost)} quantized weights that the model does not read, the first is {lost[0]}"
+        )
+
+
+def _config_of(transformers, path, hub: dict):
+    if isinstance(path, Path) and not path.is_dir():
+        raise FormatError(f"the checkpoint folder {path} does not exist")
+    try:
+        return transformers.AutoConfig.from_pretrained(path, **hub)
+    except Exception as error:
+        raise FormatError(f"{path}: its config.json does not load: {_first_line(error)}") from error
+
+
+def _method(config) -> str | None:
+    found = getattr(config, "quantization_config", None)
+    if found is None:
+        found = getattr(config.get_text_config(), "quantization_config", None)
+    if found is None:
+        return None
+    found = found if isinstance(found, dict) else found.to_dict()
+    return str(found.get("quant_method") or "unknown")
+
+
+def _class_of(transformers, config, path):
+    name = str((getattr(config, "architectures", None) or ["none"])[0])
+    cls = getattr(transformers, name, None)
+    if cls is None:
+        raise FormatError(
+            f"{path}: its config.json names the architecture {name!r}, which transformers {transformers.__version__} "
+            "does not have"
+        )
+    return cls
+
+
+def _transformers():
+    try:
+        import transformers
+    except ImportError:
+        raise LowbitError("this needs transformers, which is not installed: pip install 'lowbit[hf]'") from None
+    return transformers
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,65 @@
+"""What a loader put into quantized layers is judged before the model is handed on."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import FormatError, LowbitError
+from ..nn import Linear
+
+
+def settle(layers: dict[str, Linear]) -> None:
+    """Hold every loaded tensor against its layer's scheme, and freeze it.
+
+    Raises FormatError for a tensor that was not loaded, has another type or shape, or breaks the canonical form.
+    Tensors on meta (offloaded to disk or for a device that is busy) are left to the one who loads them.
+    """
+    for name, layer in layers.items():
+        held, expected = tensors_of(layer), tensors_of(empty(layer))
+        for short, tensor in held.items():
+            tensor.requires_grad_(False)
+            if tensor.is_meta or type(tensor.data) is not torch.Tensor:
+                continue
+            # Why: loaders leave what a file lacks at some value or other, and only log it.
+            if not getattr(tensor, "_is_hf_initialized", False) and not hasattr(layer, "_hf_hook"):
+                raise FormatError(f"{name}.{short}: the checkpoint must hold it, in the right shape, but it does not")
+            for what in ("dtype", "shape"):
+                got, wanted = getattr(tensor, what), getattr(expected[short], what)
+                if got != wanted:
+                    raise FormatError(f"{name}.{short}: expected {what} {_plain(wanted)}, got {_plain(got)}")
+        if all(type(t.data) is torch.Tensor and not t.is_meta for t in held.values()):
+            try:
+                layer.quant_tensor().validate(name)
+            except FormatError:
+                raise
+            except LowbitError as error:
+                raise FormatError(f"{name}: {error}") from error
+
+
+def expect_shapes(model, shapes: dict[str, torch.Size]) -> None:
+    """Raises FormatError for a float parameter of another shape than the model was built with.
+
+    Why: with a quantizer in place transformers 5.17 loads them in whatever shape they have.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return  # each process may hold a part
+    for name, tensor in model.named_parameters():
+        if name in shapes and not tensor.is_meta and tensor.shape != shapes[name]:
+            raise FormatError(f"{name}: expected shape {_plain(shapes[name])}, got {_plain(tensor.shape)}")
+
+
+def tensors_of(layer: Linear) -> dict[str, torch.nn.Parameter]:
+    """The parameters that hold a layer's weight."""
+    return {short: t for short, t in layer._parameters.items() if t is not None and short not in ("weight", "bias")}
+
+
+def empty(layer: Linear) -> Linear:
+    """A layer of the same scheme and shape on meta: what its tensors have to look like."""
+    options = {"scheme": layer.scheme, "perm": layer._parameters.get("perm") is not None}
+    if layer._parameters.get("codebook") is not None:
+        options["codebook"] = True
+    return Linear(layer.in_features, layer.out_features, bias=False, device="meta", **options)
+
+
+def _plain(value) -> str:
+    return str(tuple(value)) if isinstance(value, torch.Size) else str(value).removeprefix("torch.")

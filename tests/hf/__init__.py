@@ -1,0 +1,1 @@
+"""Checkpoints of HuggingFace and transformers."""

@@ -1,0 +1,96 @@
+"""One process of two: what tests/hf/test_parallel.py starts. Usage: parallel.py TASK FOLDER; prints "same"."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+import transformers
+
+import lowbit
+from lowbit import LowbitConfig
+
+TOKENS = torch.arange(40, 60)[None]
+
+
+def split(path, **options):
+    """Load with tensor parallelism over both processes, as this version of transformers spells it."""
+    try:
+        from transformers.distributed import DistributedConfig
+
+        options["distributed_config"] = DistributedConfig(tp_size=2)
+    except (ImportError, TypeError):
+        options["tp_plan"] = "auto"
+    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **options)
+
+
+def logits(model):
+    with torch.no_grad():
+        made = model(TOKENS).logits
+    return made.full_tensor() if hasattr(made, "full_tensor") else made
+
+
+def tensor_parallel(folder: Path) -> None:
+    expected = torch.load(folder / "expected.pt", weights_only=True)
+    settings = json.loads((folder / "settings.json").read_text())
+    flying = {"quantization_config": LowbitConfig(**settings)}
+    for path, options in ((folder / "q", {}), (folder / "src", flying)):
+        model = split(path, **options)
+        layer = next(m for m in model.modules() if isinstance(m, lowbit.Linear))
+        held = layer.qweight.to_local() if hasattr(layer.qweight, "to_local") else layer.qweight
+        assert held.shape[0] * 2 == layer.out_features, held.shape
+        torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
+        name = "again" if options else "again_q"
+        model.save_pretrained(folder / name)
+        dist.barrier()
+        whole = lowbit.from_pretrained(folder / name, dtype=torch.float32) if dist.get_rank() == 0 else None
+        if whole is not None:
+            torch.testing.assert_close(logits(whole), expected, rtol=1e-4, atol=1e-4)
+        dist.barrier()
+
+
+def cut_groups(folder: Path) -> None:
+    for group_size in (128, -1):  # o_proj has 192 columns, 96 a process
+        settings = LowbitConfig("int4", group_size=group_size, method="rtn")
+        try:
+            split(folder / "src", quantization_config=settings)
+        except lowbit.ShapeError as error:
+            assert "o_proj" in str(error) or "down_proj" in str(error), error
+            assert "cut" in str(error), error
+        else:
+            raise AssertionError(f"group_size {group_size} was accepted")
+
+
+def fully_sharded(folder: Path) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    expected = torch.load(folder / "expected.pt", weights_only=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "q", dtype=torch.float32)
+    for module in model.modules():
+        if isinstance(module, lowbit.Linear):
+            module._unprepare()
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    layer = model.model.layers[0].mlp.up_proj
+    assert layer.qweight.to_local().shape[0] * 2 == layer.out_features
+    torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
+    # What is trained is trained in parts too: a norm's gradient is that of one process.
+    model.model.norm.weight.grad = None
+    model(TOKENS).logits.square().mean().backward()
+    gradient = model.model.norm.weight.grad.full_tensor()
+    torch.testing.assert_close(gradient, torch.load(folder / "gradient.pt", weights_only=True), rtol=1e-3, atol=1e-5)
+
+
+if __name__ == "__main__":
+    task, folder = sys.argv[1], Path(sys.argv[2])
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=2)
+    {f.__name__: f for f in (tensor_parallel, cut_groups, fully_sharded)}[task](folder)
+    dist.destroy_process_group()
+    print("same")

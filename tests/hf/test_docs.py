@@ -1,0 +1,33 @@
+"""Risk: an example of docs/models.md that does not run, or no longer says what happens."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+
+
+def test_every_example_of_the_page_runs_in_its_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names, examples = {}, re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(examples) == 5
+    for example in examples:
+        exec(compile(example, "docs/models.md", "exec"), names)
+    assert (names["model"].model.layers[0].mlp.up_proj.scheme.weight.name) == "int4"
+    assert names["mixed"].model.layers[1].mlp.down_proj.scheme.weight.name == "int8"
+    assert names["mixed"].lm_head.scheme.weight.name == "int8"
+    assert (tmp_path / "small-int4-again" / "config.json").is_file()
+    if importlib.util.find_spec("peft"):
+        assert (tmp_path / "small-adapter" / "adapter_model.safetensors").is_file()
+    if importlib.util.find_spec("torch.distributed.run") is None:
+        pytest.skip("the last example needs torchrun")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "parallel.py"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "torch.Size([1, 20, 256])" in done.stdout, done.stderr[-3000:]

@@ -1,0 +1,450 @@
+"""Risk: a checkpoint on disk gets other weights than its layers do, is left half written, or harms its source.
+
+The oracle quantizes each matrix by itself with lowbit.quantize and reads the files with the safetensors package.
+"""
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import lowbit
+from lowbit import FormatError, LowbitError, QuantizationError, SchemeError
+from lowbit.checkpoint import native, quantize_files
+from lowbit.cli import main
+
+from .models import LLAMA, small
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """The shipped checkpoint in several files."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("sharded") / "src"
+    AutoModelForCausalLM.from_pretrained(LLAMA).save_pretrained(folder, max_shard_size="600KB")
+    AutoTokenizer.from_pretrained(LLAMA).save_pretrained(folder)
+    assert len(list(folder.glob("*.safetensors"))) > 3
+    return folder
+
+
+def fingerprint(folder):
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
+
+
+def tensors_of(folder):
+    made = {}
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        made |= load_file(path)
+    return made
+
+
+def expect_weights(src, dst, settings):
+    """Every tensor of dst is what settings(name) makes of src: (dtype, group size), or None for a copy."""
+    expected, found = {}, tensors_of(dst)
+    for name, tensor in tensors_of(src).items():
+        stem = name.removesuffix(".weight")
+        chosen = settings(stem) if name.endswith(".weight") and tensor.dim() == 2 else None
+        if chosen is None:
+            expected[name] = tensor
+        else:
+            qt = lowbit.quantize(tensor, chosen[0], group_size=chosen[1], method="rtn")
+            expected |= {f"{stem}.qweight": qt.codes, f"{stem}.scales": qt.scales}
+            expected |= {} if qt.zeros is None else {f"{stem}.zeros": qt.zeros}
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+
+
+def test_every_tensor_is_quantized_by_its_settings_or_copied(sharded, tmp_path):
+    before, seen = fingerprint(sharded), []
+    dynamic = {r"\.down_proj$": {"dtype": "uint3", "group_size": 32}, "model.layers.1.self_attn": None}
+    dst = lowbit.quantize_checkpoint(
+        sharded, tmp_path / "q", "int4", group_size=64, method="rtn", skip=[r"layers\.2\..*up_proj"], dynamic=dynamic,
+        progress=lambda *step: seen.append(step),
+    )  # fmt: skip
+
+    def settings(name):
+        if "proj" not in name or "layers.1.self_attn" in name or ("layers.2" in name and "up_proj" in name):
+            return None
+        return ("uint3", 32) if name.endswith("down_proj") else ("int4", 64)
+
+    expect_weights(sharded, dst, settings)
+    assert fingerprint(sharded) == before and [p.name for p in tmp_path.iterdir()] == ["q"]
+    size = sum(t.nbytes for t in tensors_of(sharded).values())
+    assert seen[-1][:2] == (size, size) and [done for done, *_ in seen] == sorted(done for done, *_ in seen)
+    index = json.loads((dst / INDEX).read_text())
+    assert index["weight_map"].keys() == tensors_of(dst).keys()
+    for name, file in index["weight_map"].items():
+        assert name in load_file(dst / file)
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in tensors_of(dst).values())
+    quantized = {name for path in dst.glob("*.safetensors") for name in native.load(path)}
+    assert quantized == {name[:-8] for name in index["weight_map"] if name.endswith(".qweight")}
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (dst / name).read_bytes() == (sharded / name).read_bytes()
+
+
+def test_gpt2_weights_are_transposed(tmp_path):
+    small("gpt2").save_pretrained(tmp_path / "src")
+    lowbit.quantize_checkpoint(tmp_path / "src", tmp_path / "q", "int4", group_size=32, method="rtn")
+    before, after = tensors_of(tmp_path / "src"), tensors_of(tmp_path / "q")
+    name = next(name for name in before if name.endswith("0.mlp.c_fc.weight"))
+    assert before[name].shape == (64, 256)
+    qt = lowbit.quantize(before[name].T, "int4", group_size=32, method="rtn")
+    assert torch.equal(after[name[:-6] + "qweight"], qt.codes) and torch.equal(after[name[:-6] + "scales"], qt.scales)
+    assert not [name for name in after if "lm_head" in name and name.endswith("qweight")]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_stays_unless_it_is_asked_for(tied, tmp_path):
+    small("qwen3_moe", tie_word_embeddings=tied).save_pretrained(tmp_path / "src")
+    options = {"group_size": 32, "method": "rtn"}
+    lowbit.quantize_checkpoint(tmp_path / "src", tmp_path / "plain", **options)
+    assert ("lm_head.weight" in tensors_of(tmp_path / "plain")) == (not tied)
+    lowbit.quantize_checkpoint(tmp_path / "src", tmp_path / "q", **options, lm_head="int8")
+    found, before = tensors_of(tmp_path / "q"), tensors_of(tmp_path / "src")
+    weight = before["model.embed_tokens.weight" if tied else "lm_head.weight"]
+    assert torch.equal(found["lm_head.qweight"], lowbit.quantize(weight, "int8", **options).codes)
+    assert torch.equal(found["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
+    assert "lm_head.weight" not in found
+    assert json.loads((tmp_path / "q" / "config.json").read_text())["tie_word_embeddings"] is False
+
+
+def test_bfloat16_weights_get_bfloat16_scales(tmp_path):
+    small("qwen3_moe", torch.bfloat16).save_pretrained(tmp_path / "src")
+    lowbit.quantize_checkpoint(tmp_path / "src", tmp_path / "q", "uint4", group_size=32)
+    kinds = {t.dtype for name, t in tensors_of(tmp_path / "q").items() if name.endswith((".scales", ".zeros"))}
+    assert kinds == {torch.bfloat16}
+    lowbit.quantize_checkpoint(tmp_path / "src", tmp_path / "q32", "uint4", group_size=32, scale_dtype="float32")
+    kinds = {t.dtype for name, t in tensors_of(tmp_path / "q32").items() if name.endswith((".scales", ".zeros"))}
+    assert kinds == {torch.float32}
+
+
+# ---- what can go wrong with the source -----------------------------------------------------------------------------
+
+
+def spoil(folder, kind):
+    first = sorted(folder.glob("*.safetensors"))[1]
+    if kind == "shard missing":
+        first.unlink()
+    elif kind == "shard cut off":
+        first.write_bytes(first.read_bytes()[:-100])
+    elif kind == "shard a pickle":
+        first.write_bytes(pickle.dumps({"weight": [1] * 1000}))
+    elif kind == "index elsewhere":
+        index = json.loads((folder / INDEX).read_text())
+        index["weight_map"]["model.norm.weight"] = "../model.safetensors"
+        (folder / INDEX).write_text(json.dumps(index))
+    elif kind == "tensor missing":
+        tensors = load_file(first)
+        tensors.pop(sorted(tensors)[0])
+        save_file(tensors, first, {"format": "pt"})
+    elif kind == "tensor misplaced":
+        tensors = load_file(first)
+        tensors["stray"] = torch.ones(2)
+        save_file(tensors, first, {"format": "pt"})
+    elif kind == "wrong shape":
+        tensors = load_file(first)
+        name = next(name for name in tensors if "proj" in name)
+        save_file({**tensors, name: tensors[name][:-1].contiguous()}, first, {"format": "pt"})
+    elif kind == "whole numbers":
+        tensors = load_file(first)
+        name = next(name for name in tensors if "proj" in name)
+        save_file({**tensors, name: tensors[name].to(torch.int8)}, first, {"format": "pt"})
+    elif kind == "not a number":
+        tensors = load_file(first)
+        next(t for name, t in tensors.items() if "proj" in name)[1, 1] = float("nan")
+        save_file(tensors, first, {"format": "pt"})
+    elif kind == "only pickles":
+        for path in [*folder.glob("*.safetensors"), folder / INDEX]:
+            path.unlink()
+        (folder / "pytorch_model.bin").write_bytes(pickle.dumps({}))
+    elif kind == "quantized":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
+    elif kind == "unknown architecture":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchModel"]}))
+    elif kind == "no config":
+        (folder / "config.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        ("shard missing", FormatError, "lacks 1 of "),
+        ("shard cut off", FormatError, "is cut off"),
+        ("shard a pickle", FormatError, "looks like a pickle, which is never opened"),
+        ("index elsewhere", FormatError, "must map names of tensors to"),
+        ("tensor missing", FormatError, "lacks 1 tensors that"),
+        ("tensor misplaced", FormatError, "holds stray, which"),
+        ("wrong shape", FormatError, "must have shape"),
+        ("whole numbers", FormatError, "must be float16, bfloat16 or float32, got int8"),
+        ("not a number", QuantizationError, r"model\.layers\.\d.*proj: .*finite"),
+        ("only pickles", FormatError, "holds pickles, which are never opened"),
+        ("quantized", FormatError, "is already quantized"),
+        ("unknown architecture", FormatError, "'NoSuchModel', which transformers"),
+        ("no config", FormatError, "config.json"),
+    ],
+)
+def test_a_bad_source_is_named_and_untouched_and_nothing_is_left(sharded, tmp_path, kind, error, words):
+    shutil.copytree(sharded, tmp_path / "src")
+    spoil(tmp_path / "src", kind)
+    before = fingerprint(tmp_path / "src")
+    with pytest.raises(error, match=words) as caught:
+        lowbit.quantize_checkpoint(tmp_path / "src", tmp_path / "q", group_size=64, method="rtn")
+    assert "\n" not in str(caught.value)
+    assert fingerprint(tmp_path / "src") == before and not (tmp_path / "q").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dtype": "int9"}, "int9"),
+        ({"group_size": 48}, "48"),
+        ({"method": "magic"}, "magic"),
+        ({"method": "gptq"}, "'gptq' needs calibration"),
+        ({"method": "awq"}, "'awq' needs calibration"),
+        ({"lm_head": "int0"}, "int0"),
+        ({"skip": ["layers.9"]}, "skip entry 'layers.9' matches no"),
+        ({"dynamic": {"upp_proj": None}}, "dynamic entry 'upp_proj' matches no"),
+        ({"dynamic": {"up_proj": {"bits": 3}}}, "no setting 'bits'"),
+        ({"skip": ["model"]}, "got none"),
+        ({"device": "nowhere"}, "nowhere"),
+        ({"device": "meta"}, "meta"),
+        ({"scale_dtype": "int8"}, "int8"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_is_written(tmp_path, options, words):
+    with pytest.raises(LowbitError, match=words):
+        lowbit.quantize_checkpoint(LLAMA, tmp_path / "q", **{"group_size": 64, "method": "rtn", **options})
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_target_must_be_new_and_outside(tmp_path):
+    shutil.copytree(LLAMA, tmp_path / "src")
+    (tmp_path / "there").mkdir()
+    for dst, words in (
+        (tmp_path / "there", "exists already"),
+        (tmp_path / "src", "must not lie inside|exists"),
+        (tmp_path / "src" / "q", "must not lie inside"),
+        (tmp_path / "no" / "q", "does not exist"),
+    ):
+        with pytest.raises(LowbitError, match=words):
+            lowbit.quantize_checkpoint(tmp_path / "src", dst)
+    with pytest.raises(FormatError, match="does not exist"):
+        lowbit.quantize_checkpoint(tmp_path / "nothing", tmp_path / "q")
+
+
+# ---- being cut off -------------------------------------------------------------------------------------------------
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(count):
+    seen = []
+
+    def progress(done, total, name):
+        seen.append(name)
+        if len(seen) == count:
+            raise Stop
+
+    return progress
+
+
+def test_finished_shards_are_used_again(sharded, tmp_path, monkeypatch):
+    options = {"group_size": 64, "method": "rtn"}
+    whole = lowbit.quantize_checkpoint(sharded, tmp_path / "whole", **options)
+    with pytest.raises(Stop):
+        lowbit.quantize_checkpoint(sharded, tmp_path / "q", **options, progress=stop_after(25))
+    assert not (tmp_path / "q").exists() and not list(tmp_path.rglob(".q.partial/config.json"))
+    kept = sorted(path.name for path in (tmp_path / ".q.partial").glob("*.safetensors"))
+    assert 1 <= len(kept) < len(list(sharded.glob("*.safetensors")))
+    made = []
+    real = quantize_files._write_shard
+    monkeypatch.setattr(quantize_files, "_write_shard", lambda path, *rest: made.append(path.name) or real(path, *rest))
+    lowbit.quantize_checkpoint(sharded, tmp_path / "q", **options)
+    assert sorted([*made, *kept]) == sorted(path.name for path in sharded.glob("*.safetensors"))
+    assert {name: f[1] for name, f in fingerprint(tmp_path / "q").items()} == {
+        name: f[1] for name, f in fingerprint(whole).items()
+    }
+    assert not (tmp_path / ".q.partial").exists()
+
+
+@pytest.mark.parametrize("change", ["settings", "source time", "source size", "journal", "shard", "stray file"])
+def test_what_no_longer_fits_is_made_again(sharded, tmp_path, change, monkeypatch):
+    src = tmp_path / "src"
+    shutil.copytree(sharded, src)
+    options = {"group_size": 64, "method": "rtn"}
+    with pytest.raises(Stop):
+        lowbit.quantize_checkpoint(src, tmp_path / "q", **options, progress=stop_after(25))
+    partial = tmp_path / ".q.partial"
+    first = sorted(path.name for path in partial.glob("*.safetensors"))[0]
+    if change == "settings":
+        options["group_size"] = 32
+    elif change == "source time":
+        os.utime(src / first, ns=(1, 1))
+    elif change == "source size":
+        tensors = load_file(src / first)
+        changed = {name: t.float() for name, t in tensors.items()}
+        save_file(changed, src / first, {"format": "pt"})
+    elif change == "journal":
+        (partial / "journal.json").write_text("{")
+    elif change == "shard":
+        (partial / first).write_bytes((partial / first).read_bytes()[:-1])
+    else:
+        (partial / "stray.safetensors").write_bytes(b"x")
+    made = []
+    real = quantize_files._write_shard
+    monkeypatch.setattr(quantize_files, "_write_shard", lambda path, *rest: made.append(path.name) or real(path, *rest))
+    lowbit.quantize_checkpoint(src, tmp_path / "q", **options)
+    assert (first in made) == (change != "stray file")
+    assert not (tmp_path / "q" / "stray.safetensors").exists() and not (tmp_path / "q" / "journal.json").exists()
+    monkeypatch.undo()
+    lowbit.quantize_checkpoint(src, tmp_path / "again", **options)
+    assert {n: f[1] for n, f in fingerprint(tmp_path / "q").items()} == {
+        n: f[1] for n, f in fingerprint(tmp_path / "again").items()
+    }
+
+
+def test_a_kill_leaves_nothing_that_loads_and_the_next_run_goes_on(sharded, tmp_path):
+    code = (
+        "import sys, lowbit, os, signal\n"
+        "seen = []\n"
+        "def progress(done, total, name):\n"
+        "    seen.append(name)\n"
+        "    if len(seen) == int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "lowbit.quantize_checkpoint(sys.argv[1], sys.argv[2], group_size=64, method='rtn', progress=progress)\n"
+    )
+    before = fingerprint(sharded)
+    env = {**os.environ, "PYTHONPATH": str(Path(lowbit.__file__).parents[1])}
+    for count in (1, 20, 3):
+        run = subprocess.run([sys.executable, "-c", code, sharded, tmp_path / "q", str(count)], env=env, timeout=120)
+        assert run.returncode == -signal.SIGKILL and not (tmp_path / "q").exists()
+        assert not (tmp_path / ".q.partial" / "config.json").exists()
+    lowbit.quantize_checkpoint(sharded, tmp_path / "q", group_size=64, method="rtn")
+    lowbit.quantize_checkpoint(sharded, tmp_path / "whole", group_size=64, method="rtn")
+    assert {n: f[1] for n, f in fingerprint(tmp_path / "q").items()} == {
+        n: f[1] for n, f in fingerprint(tmp_path / "whole").items()
+    }
+    assert fingerprint(sharded) == before
+
+
+def test_a_full_disk_is_one_sentence(sharded, tmp_path, monkeypatch):
+    real, calls = os.fsync, []
+
+    def full(descriptor):
+        calls.append(descriptor)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(LowbitError, match="cannot be written: No space left on device; run again") as caught:
+        lowbit.quantize_checkpoint(sharded, tmp_path / "q", group_size=64, method="rtn")
+    assert "\n" not in str(caught.value) and not (tmp_path / "q").exists()
+    monkeypatch.undo()
+    assert not list((tmp_path / ".q.partial").glob("*.tmp"))
+    lowbit.quantize_checkpoint(sharded, tmp_path / "q", group_size=64, method="rtn")
+
+
+def test_two_processes_do_not_write_the_same_target(sharded, tmp_path):
+    from lowbit.checkpoint.partial import Partial
+
+    with Partial(tmp_path / "q", {}), pytest.raises(LowbitError, match="another process is writing"):
+        lowbit.quantize_checkpoint(sharded, tmp_path / "q")
+
+
+def test_a_source_that_changes_meanwhile_is_noticed(sharded, tmp_path):
+    shutil.copytree(sharded, tmp_path / "src")
+
+    def touch(done, total, name):
+        for path in (tmp_path / "src").glob("*.safetensors"):
+            os.utime(path, ns=(time.time_ns(), time.time_ns()))
+
+    with pytest.raises(FormatError, match="changed while it was read"):
+        lowbit.quantize_checkpoint(tmp_path / "src", tmp_path / "q", group_size=64, method="rtn", progress=touch)
+
+
+def test_memory_stays_below_twice_the_largest_shard(tmp_path):
+    """Three files of 48 MB: the peak over an idle process is that of one file, not of the checkpoint."""
+    sizes = {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 8}
+    code = (
+        "import sys, json, torch, transformers, lowbit, resource\n"
+        "src, dst, sizes = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])\n"
+        "transformers.logging.set_verbosity_error()\n"
+        "if dst == 'make':\n"
+        "    config = transformers.LlamaConfig(vocab_size=256, num_key_value_heads=8, **sizes)\n"
+        "    model = transformers.LlamaForCausalLM(config).half()\n"
+        "    model.save_pretrained(src, max_shard_size='48MB')\n"
+        "else:\n"
+        "    lowbit.quantize_checkpoint(src, dst + '0', group_size=64, method='rtn', skip=[r'layers\\.[1-5]'])\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "    lowbit.quantize_checkpoint(src, dst, group_size=64, method='rtn')\n"
+        "    print(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(lowbit.__file__).parents[1]), "MALLOC_ARENA_MAX": "1"}
+    rest = [tmp_path / "src", "make", json.dumps(sizes)]
+    subprocess.run([sys.executable, "-c", code, *rest], env=env, check=True, timeout=300)
+    largest = max(path.stat().st_size for path in (tmp_path / "src").glob("*.safetensors"))
+    assert len(list((tmp_path / "src").glob("*.safetensors"))) >= 3 and largest > 30e6
+    rest[1] = tmp_path / "q"
+    done = subprocess.run([sys.executable, "-c", code, *rest], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    before, after = map(int, done.stdout.split())
+    assert (after - before) * 1024 < 2 * largest
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command_quantizes_and_says_how_much(tmp_path, capsys):
+    words = ["--dtype", "uint3", "--group-size", "64", "--method", "rtn", "--lm-head", "int8"]
+    words += ["--dynamic", '{"down_proj$": {"dtype": "int8"}}', "--skip", "layers.3"]
+    assert main(["quantize", str(LLAMA), str(tmp_path / "q"), *words]) == 0
+    shown = capsys.readouterr()
+    assert "MB of weights, from 2.7 MB" in shown.out and "100%" in shown.err
+    config = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "lowbit" and config["format"] == 1
+    held = native.load(tmp_path / "q" / "model.safetensors")
+    assert {qt.dtype.name for qt in held.values()} == {"uint3", "int8"} and "lm_head" in held
+    assert not [name for name in held if "layers.3" in name]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["nothing", "q"], "does not exist"),
+        ([str(LLAMA), "q", "--dynamic", "{"], "--dynamic must be JSON"),
+        ([str(LLAMA), "q", "--method", "gptq"], "needs calibration"),
+        ([str(LLAMA), "q", "--dtype", "int9"], "int9"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_code_2(tmp_path, capsys, monkeypatch, words, expected):
+    monkeypatch.chdir(tmp_path)
+    assert main(["quantize", *words]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.splitlines()[-1].startswith("lowbit quantize: ") and expected in shown.err
+
+
+def test_method_of_one_layer_needs_calibration_too(tmp_path):
+    with pytest.raises(SchemeError, match="needs calibration"):
+        lowbit.quantize_checkpoint(LLAMA, tmp_path / "q", dynamic={"up_proj$": {"method": "gptq"}})
