@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import copy
 import json
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
 
-from ..errors import DeviceError, LowbitError, SchemeError
-from ..quantizers import quantize
+from ..errors import DeviceError, LowbitError
+from ..quantizers import CALIBRATED, quantize
 from . import plan as planning
+from .calibrated_files import CalibratedModel, checked_calibration, reads_calibration
 from .native import FORMAT, describe
 from .on_the_fly import quantize_matrix
 from .partial import Partial, stamp_of
 from .safetensors_file import Later, Reader, write
 from .settings import Settings
 from .source import INDEX, SINGLE, Source, write_json
-
-#: Methods that look at activations; calibrate.py is to make them.
-CALIBRATED = ("gptq", "awq")
 
 
 def quantize_checkpoint(
@@ -36,6 +35,7 @@ def quantize_checkpoint(
     skip: Iterable[str] = (),
     dynamic: Mapping[str, Mapping | None] | None = None,
     lm_head: str | None = None,
+    calibration: torch.Tensor | None = None,
     device="cpu",
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Path:
@@ -45,37 +45,40 @@ def quantize_checkpoint(
     the model that transformers builds. The matrices of a mixture's experts are called ``...experts.3.down_proj``, and
     patterns may say ``experts.down_proj`` for all. scale_dtype: "float16", "bfloat16" or "float32", by default that of
     the weights, float16 for float32 ones. lm_head: weight type of the output layer, which by default stays as it is;
-    one that is tied to the embedding is then stored apart. device: where to compute. progress: called with (bytes
-    done, bytes in all, name) after each tensor.
+    one that is tied to the embedding is then stored apart. calibration: token ids int ``[samples, length]``, which
+    "gptq" and "awq" read. device: where to compute. progress: called with (bytes done, bytes in all, name) after each
+    tensor, and before that, with calibration, with (layers done, layers in all, name) after each layer.
 
     The source is only read. One tensor at a time is in memory beside the quantized tensors of one shard. dst appears
     whole, by a rename; until then the work lies beside it in ``.<name>.partial``, whose finished shards are used again
-    by the next call with the same settings and an unchanged source.
+    by the next call with the same settings and an unchanged source. With calibration the whole float model is in
+    memory, and a run that was cut off begins anew.
 
     Raises FormatError for a source that is incomplete, damaged, no safetensors or quantized already; SchemeError for
     settings that do not exist or fit no layer; QuantizationError, with the layer's name, for weights that cannot be
     quantized; LowbitError where dst exists or cannot be written.
     """
-    if method in CALIBRATED:
-        raise SchemeError(
-            f"method {method!r} needs calibration on text, which is not available here; use hqq, mse or rtn"
-        )
     device = _checked_device(device)
     dtype, group = getattr(dtype, "name", dtype), {"group_size": group_size, "method": method, "zero_kind": zero_kind}
-    quantize(torch.zeros(1, 16), dtype, **group)  # the quantizer itself judges, before the work
+    plain = group | {"method": "mse" if method in CALIBRATED else method}
+    quantize(torch.zeros(1, 16), dtype, **plain)  # the quantizer itself judges, before the work
     settings = Settings.make(
         dtype=dtype, **group, act=act, scale_dtype=scale_dtype, skip=skip, dynamic=dynamic, lm_head=lm_head
     )
+    checked_calibration(reads_calibration(settings), calibration)
     source, dst = Source(src), Path(dst)
     if source.folder.resolve() in [dst.resolve(), *dst.resolve().parents]:
         raise LowbitError(f"{dst} must not lie inside the checkpoint {src}")
     plan = planning.make(source, settings)
-    for options in plan.settings.dynamic.values():
-        if (options or {}).get("method") in CALIBRATED:
-            raise SchemeError(f"method {options['method']!r} needs calibration on text, which is not available here")
+    about = {"lowbit": FORMAT, "config": plan.settings.to_json(), "shards": source.shards}
+    if calibration is not None:
+        about["run"] = uuid.uuid4().hex  # Why: no two runs need find the same scales, and shards of two would not fit.
     try:
-        with Partial(dst, {"lowbit": FORMAT, "config": plan.settings.to_json(), "shards": source.shards}) as partial:
-            _write_all(source, plan, partial, device, progress)
+        with Partial(dst, about) as partial:
+            model = None
+            if calibration is not None:
+                model = CalibratedModel(source, plan, calibration, device, progress)
+            _write_all(source, plan, partial, device, progress, model)
     except OSError as error:
         raise LowbitError(
             f"{dst} cannot be written: {error.strerror or error}; run again to go on with the finished shards"
@@ -83,7 +86,7 @@ def quantize_checkpoint(
     return dst
 
 
-def _write_all(source: Source, plan: planning.Plan, partial: Partial, device, progress) -> None:
+def _write_all(source: Source, plan: planning.Plan, partial: Partial, device, progress, model) -> None:
     total = sum(_bytes(source, name) for name in source.tensors)
     done, index = 0, {}
     for shard in source.shards:
@@ -99,7 +102,7 @@ def _write_all(source: Source, plan: planning.Plan, partial: Partial, device, pr
         entry = partial.finished(target, path)
         if entry is None:
             stamp = stamp_of(path)
-            weights = _write_shard(path, names, plan, partial.folder / target, device, step)
+            weights = _write_shard(path, names, plan, partial.folder / target, device, step, model)
             partial.finish(target, path, stamp, weights=weights)
             entry = partial.done[target]
         else:
@@ -113,22 +116,30 @@ def _write_all(source: Source, plan: planning.Plan, partial: Partial, device, pr
     partial.publish()
 
 
-def _write_shard(path: Path, names: list[str], plan: planning.Plan, target: Path, device, step) -> dict[str, int]:
-    """Quantize one file; returns name -> bytes of what was written."""
+def _write_shard(
+    path: Path, names: list[str], plan: planning.Plan, target: Path, device, step, model: CalibratedModel | None
+) -> dict[str, int]:
+    """Quantize one file, or write what a model has of it; returns name -> bytes of what was written."""
     tensors, entries = {}, {}
     with Reader(path) as reader:
         for name in names:
             job = plan.jobs.get(name)
             if job is not None:
                 for stem, options, expert in job.outputs:
-                    weight = reader.read(name, expert).to(device)
-                    qt = quantize_matrix(stem, weight.T if job.transposed else weight, options).cpu()
+                    if model is None:
+                        weight = reader.read(name, expert).to(device)
+                        qt = quantize_matrix(stem, weight.T if job.transposed else weight, options).cpu()
+                        del weight
+                    else:
+                        qt = model.quantized(stem)
                     made, entries[stem] = describe(stem, qt.validate(stem))
                     tensors.update(made)
-                    del weight
             if job is None or job.keep:
                 dtype, shape, _, _ = reader.entries[name]
-                tensors[name] = Later(dtype, tuple(shape), lambda name=name: reader.read(name))
+                kept = None if model is None else model.kept(name)
+                tensors[name] = (
+                    Later(dtype, tuple(shape), lambda name=name: reader.read(name)) if kept is None else kept
+                )
             step(name)
         entry = json.dumps({"format": FORMAT, "weights": entries})
         write(target, tensors, {"format": "pt", "lowbit": entry})

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from ..errors import SchemeError
+from ..errors import FormatError, LowbitError, SchemeError
 from .progress import Progress
 
 _STEPS = 1000
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--group-size", type=int, default=128, help="weights that share a scale, or -1 for a row (default: 128)"
     )
-    parser.add_argument("--method", default="mse", help="rtn, mse or hqq (default: %(default)s)")
+    parser.add_argument("--method", default="mse", help="rtn, mse, hqq, gptq or awq (default: %(default)s)")
     parser.add_argument("--zero-kind", help="zero or min, for uint types (default: zero)")
     parser.add_argument("--scale-dtype", help="float16, bfloat16 or float32 (default: that of the weights)")
     parser.add_argument("--act", help="int8: quantize activations while the model runs")
@@ -37,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dynamic", metavar="JSON", help='settings of some layers, such as \'{"down_proj$": {"dtype": "int8"}}\''
     )
+    parser.add_argument("--calibration", type=Path, metavar="FILE", help="text that gptq and awq read, plain UTF-8")
+    parser.add_argument("--seed", type=int, default=0, help="which parts of the calibration text (default: 0)")
     parser.add_argument("--device", default="cpu", help="where to compute (default: %(default)s)")
 
 
@@ -46,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from .. import extension, quantize_checkpoint
 
     extension.load()  # reads the environment: a misspelt variable is an error here too
+    calibration = None if args.calibration is None else _tokens(args)
     options = {name: getattr(args, name) for name in ("group_size", "method", "zero_kind", "scale_dtype", "act")}
     with Progress(_STEPS) as bar:
         shown = ""
@@ -60,11 +63,35 @@ def run(args: argparse.Namespace) -> int:
 
         quantize_checkpoint(
             args.src, args.dst, args.dtype, **options, skip=args.skip, dynamic=dynamic, lm_head=args.lm_head,
-            device=args.device, progress=progress,
+            calibration=calibration, device=args.device, progress=progress,
         )  # fmt: skip
     before, after = (sum(p.stat().st_size for p in folder.glob("*.safetensors")) for folder in (args.src, args.dst))
     print(f"{args.dst}: {after / 1e6:.1f} MB of weights, from {before / 1e6:.1f} MB")
     return 0
+
+
+def _tokens(args: argparse.Namespace):
+    """Token ids of the calibration text, by the tokenizer that lies beside the model."""
+    from types import SimpleNamespace
+
+    from .corpus import read_text
+    from .evaluation import calibration_tokens
+
+    text = read_text(args.calibration)
+    try:
+        from transformers import AutoConfig, AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(args.src, local_files_only=True)
+        config = AutoConfig.from_pretrained(args.src, local_files_only=True)
+    except ImportError:
+        raise LowbitError(
+            "--calibration needs transformers, which is not installed: pip install 'lowbit[hf]'"
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FormatError(f"{args.src} has no tokenizer that can be read: {reason}") from error
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return calibration_tokens(ids, SimpleNamespace(config=config), seed=args.seed)
 
 
 def _parsed(text: str | None):
