@@ -16,7 +16,7 @@ from . import layers
 from .names import in_model
 from .native import FIELDS
 from .safetensors_file import Reader
-from .settings import Settings
+from .settings import Settings, described
 from .source import Source
 
 
@@ -70,15 +70,7 @@ def _folder(path, hub: dict) -> Path:
 
 
 def _options(qt: QuantTensor) -> tuple:
-    facts = {
-        "dtype": qt.dtype.name,
-        "group_size": qt.group_size,
-        "zero_kind": qt.zero_kind,
-        "scale_dtype": qt.scheme.scale_type,
-        "perm": qt.perm is not None,
-        "codebook": qt.codebook is not None,
-    }
-    return tuple(facts.items())
+    return tuple(described(qt).items())
 
 
 def _settings(config, cls, found: dict[str, QuantTensor]) -> Settings:

@@ -19,6 +19,7 @@ from ..tensor import QuantTensor
 from . import native
 from . import safetensors_file as container
 from .foreign import INDEX, Folder, Gguf, open_foreign
+from .settings import described
 
 _SHARD_BYTES = 2 << 30
 
@@ -103,14 +104,7 @@ class _Shards:
     def add_weight(self, name: str, qt: QuantTensor) -> None:
         tensors, entry = native.describe(name, qt.validate(name))
         self.add(tensors, {name: entry})
-        self.schemes[name] = {
-            "dtype": qt.dtype.name,
-            "group_size": qt.group_size,
-            "zero_kind": qt.zero_kind,
-            "scale_dtype": qt.scheme.scale_type,
-            "perm": qt.perm is not None,
-            "codebook": qt.codebook is not None,
-        }
+        self.schemes[name] = described(qt)
 
     def add(self, tensors: dict[str, torch.Tensor], entries: dict | None = None) -> None:
         size = sum(t.numel() * t.element_size() for t in tensors.values())

@@ -10,6 +10,7 @@ from ..convert_model import OPTIONS, Patterns, checked_dynamic
 from ..errors import DtypeError, FormatError, SchemeError, nearest
 from ..ops.schema import check_act
 from ..scheme import Scheme
+from ..tensor import QuantTensor
 
 FORMAT = 1
 #: What ``dynamic`` may set for a layer of a stored checkpoint, beside the options of quantize_model.
@@ -126,3 +127,15 @@ class Settings:
         }
         kept = {name: value for name, value in made.items() if name not in quiet or value != quiet[name]}
         return {"quant_method": "lowbit", "format": FORMAT, **kept}
+
+
+def described(qt: QuantTensor) -> dict:
+    """What ``dynamic`` says of a layer that holds this weight."""
+    return {
+        "dtype": qt.dtype.name,
+        "group_size": qt.group_size,
+        "zero_kind": qt.zero_kind,
+        "scale_dtype": qt.scheme.scale_type,
+        "perm": qt.perm is not None,
+        "codebook": qt.codebook is not None,
+    }
