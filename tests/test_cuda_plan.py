@@ -79,6 +79,15 @@ def test_up_to_16_rows_no_weight_is_rounded(native):
         assert chosen(native, m, 4096, 4096)[1] == chosen(native, m, 4096, 4096, group_size=-1)[1] == 32
 
 
+def test_the_plan_and_the_list_of_kernels_agree_on_fine_groups(native):
+    """A tile that is listed for them and never tried would be dead; one that is tried and not there, a refusal."""
+    for family in (f for f in families() if f.name in NAMES):
+        for variant in family.variants:
+            tile = NAMES[family.name], dict(variant.sizes)["tokens"]
+            us = [native.tile_us(*tile, [1, 512, 512], 4, False, False, g, NONE, 90, H200) for g in (64, 128)]
+            assert (us[0] < native.kNever, us[1] < native.kNever) == (variant.fine, True), (family.name, variant.name)
+
+
 def test_zeros_cost_more_with_fewer_tokens(native):
     assert chosen(native, 16, 8192, 8192, kind=ZERO)[1] == 16  # uint4: 15.1 us, by n32 18.8
     assert chosen(native, 64, 8192, 8192, kind=ZERO)[1] == 64

@@ -87,7 +87,10 @@ def _float_model(source: Source):
 def checked_calibration(method: str | None, calibration) -> None:
     """Raises SchemeError unless calibration is given where a method needs it, and only there."""
     if method is not None and calibration is None:
-        raise SchemeError(f"method {method!r} needs calibration=token ids [samples, length], got none")
+        raise SchemeError(
+            f"method {method!r} needs calibration: token ids [samples, length], or --calibration FILE of the command; "
+            "got none"
+        )
     if method is None and calibration is not None:
         raise SchemeError(f"calibration is read by the methods {' and '.join(CALIBRATED)}, but no layer uses one")
     if calibration is not None and not isinstance(calibration, torch.Tensor):
