@@ -20,38 +20,41 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from native.build import load
 
 BYTES_PER_US = 4.3e6
-HOT = {32: 0.05, 48: 0.08, 64: 0.08, 96: 0.08, 128: 0.15, 192: 0.10}  # what work near 200 us takes more, by hand
 BLOCKS = {256: 66}  # pairs of blocks; of other tiles 132 blocks
 
 
-def work_of(native, tile: int, bits: int, m: int, n: int, k: int) -> tuple[int, bool, float]:
-    """Steps of the busiest worker, whether tasks are in parts, and microseconds of memory."""
-    rows = 256 if tile <= 16 or tile == 256 else 128
-    tasks = -(-n // rows) * -(-m // tile)
-    _, _, _, _, in_parts, longest, *_ = native.deal(tasks, -(-k // 128), BLOCKS.get(tile, 132), tile > 16)
-    return longest, bool(in_parts), n * k * (bits + 0.125) / 8 / BYTES_PER_US
+def work_of(native, tile: int, bits: int, m: int, n: int, k: int) -> tuple[int, float, bool, float]:
+    """Steps of the busiest worker and of all on average, whether tasks are in parts, and microseconds of memory."""
+    rows, most = 256 if tile <= 16 or tile == 256 else 128, BLOCKS.get(tile, 132)
+    tasks, steps = -(-n // rows) * -(-m // tile), -(-k // 128)
+    _, _, _, _, in_parts, longest, *_ = native.deal(tasks, steps, most, tile > 16)
+    return longest, tasks * steps / most, bool(in_parts), n * k * (bits + 0.125) / 8 / BYTES_PER_US
 
 
-def predict(x, tile, bits, longest, in_parts, memory):
-    """us = start + work + parts; x: start, parts, then the step by bits."""
-    work = np.maximum(longest * x[1 + bits], memory)
-    return x[0] + work * (1 + HOT.get(tile, 0) * np.minimum(work / 200, 1)) + in_parts * x[1]
+def predict(x, bits, longest, average, in_parts, memory):
+    """us = start + work + parts; x: start, parts, hot, then the step by bits."""
+    work = np.maximum(np.maximum(longest, average * (1 + x[2])) * x[2 + bits], memory)
+    return x[0] + work + in_parts * x[1]
 
 
 def fit(native, tile: int, rows: list) -> np.ndarray:
     numbers = [(int(t[3:]), *work_of(native, tile, int(t[3:]), m, n, k)) for t, n, k, m, _, _ in rows]
-    bits, longest, in_parts, memory = map(np.array, zip(*numbers, strict=True))
+    bits, longest, average, in_parts, memory = map(np.array, zip(*numbers, strict=True))
     us = np.array([row[-1] for row in rows])
-    bounds = [0.8, 0.5] + [0.05] * 8, [8, 12] + [3] * 8
-    found = least_squares(
-        lambda x: predict(x, tile, bits, longest, in_parts, memory) / us - 1,
-        [2, 2] + [0.5] * 8, bounds=bounds, loss="soft_l1", f_scale=0.05,
-    ).x  # fmt: skip
-    off = predict(found, tile, bits, longest, in_parts, memory) / us - 1
-    steps = ", ".join(f"{step:.2f}f" for step in found[2:])
-    start, parts = found[:2]
+    bounds = [0.8, 0.5, 0.0] + [0.05] * 8, [8, 12, 0.5] + [3] * 8
+    best = None
+    for hot in (0.02, 0.1, 0.2):  # from where it starts decides where a fit of maxima ends
+        found = least_squares(
+            lambda x: predict(x, bits, longest, average, in_parts, memory) / us - 1,
+            [2, 2, hot] + [0.5] * 8, bounds=bounds, loss="soft_l1", f_scale=0.05,
+        )  # fmt: skip
+        best = found if best is None or found.cost < best.cost else best
+    found = best.x
+    off = predict(found, bits, longest, average, in_parts, memory) / us - 1
+    steps = ", ".join(f"{step:.2f}f" for step in found[3:])
+    start, parts, hot = found[:3]
     print(
-        f"n{tile}: start {start:.1f}, parts {parts:.1f}, step {{{steps}}}; {len(us)} products, off by {off.std():.3f}"
+        f"n{tile}: start {start:.1f}, parts {parts:.1f}, hot {hot:.2f}, step {{{steps}}}; {len(us)} products, off by {off.std():.3f}"
     )
     return found
 
@@ -71,7 +74,7 @@ def main(files: list[str]) -> int:
     for (dtype, n, k, m), times in measured.items():
         if len(times) > 1:
             bits = int(dtype[3:])
-            guess = {t: predict(costs[t], t, bits, *work_of(native, t, bits, m, n, k)) for t in times}
+            guess = {t: predict(costs[t], bits, *work_of(native, t, bits, m, n, k)) for t in times}
             lost.append((times[min(guess, key=guess.get)] / min(times.values()) - 1, dtype, n, k, m))
     share = sum(one[0] < 0.05 for one in lost) / len(lost)
     print(

@@ -24,14 +24,15 @@ import peers_gpu  # noqa: E402
 import torch  # noqa: E402
 from peers_gpu.lowbit_side import LowbitSide  # noqa: E402
 
-TILES = (8, 16, 32, 48, 64, 96, 128, 192, 256)
+TILES = (8, 16, 32, 48, 64, 96, 128, 160, 192, 208, 256)
 ROWS = (1, 2, 4, 5, 8, 9, 13, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 200, 256, 384, 512, 1000, 2048, 8192)
 
 
 def worth_timing(tile: int, m: int) -> bool:
     """Whether a tile is near the fastest one for m rows of x."""
-    ranges = {8: (1, 8), 16: (5, 16), 32: (1, 64), 48: (25, 96), 64: (9, 256), 96: (41, 384), 128: (48, 512)}
-    least, most = (ranges | {192: (129, 1000)}).get(tile, (129, 1 << 30))
+    ranges = {8: (1, 8), 16: (5, 16), 32: (1, 64), 48: (25, 96), 64: (9, 256), 96: (41, 384), 128: (48, 1000)}
+    ranges |= {160: (97, 2048), 192: (129, 2048), 208: (161, 2048), 256: (161, 1 << 30)}
+    least, most = ranges[tile]
     return least <= m <= most
 
 
@@ -42,6 +43,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rows", help="rows of x, comma-separated")
     parser.add_argument("--tiles", help="tokens of tiles, comma-separated (all)")
     parser.add_argument("--least-ms", type=float, default=3, help="ms of replays in each of 5 trials (3)")
+    parser.add_argument("--heat-ms", type=float, default=60, help="ms of work before products of 96 rows and more (60)")
     parser.add_argument("--deadline", type=float, default=600, help="seconds after which nothing new is begun")
     parser.add_argument("--out", required=True, help="result file")
     args = parser.parse_args(argv)
@@ -62,7 +64,9 @@ def main(argv: list[str]) -> int:
                     calls = LowbitSide(dtype, "float16", 128, tile=f"n{tile}").open(problem).calls
                     for m in (m for m in ms if worth_timing(tile, m)):
                         x, some = tokens[:m], calls if m < 1000 else calls[:4]  # the weight is no longer what counts
-                        us = gpu_timing.graph_us([lambda call=call, x=x: call(x) for call in some], args.least_ms, 5).us
+                        heat = args.heat_ms if m >= 96 else 0
+                        turns = [lambda call=call, x=x: call(x) for call in some]
+                        us = gpu_timing.graph_us(turns, args.least_ms, 5, heat).us
                         rows.append([dtype, n, k, m, tile, round(us, 3)])
             torch.cuda.empty_cache()
             print(f"{n}x{k}: {len(rows)} products, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)

@@ -37,24 +37,24 @@ struct Question {
   constexpr bool fine() const { return group_size > 0 && group_size < 128; }
 };
 
-// Whether a tile has a kernel for the weight: decode none for floats with zeros, decode and tiles of gemm_sm90 of 48,
-// 96 and 192 tokens none for fine groups.
+// Whether a tile has a kernel for the weight: decode none for floats with zeros, decode and tiles of gemm_sm90 that are
+// no powers of two (48, 96, 160...) none for fine groups.
 constexpr bool has_kernel(Family family, int tokens, const Question& q) {
   if (family == Family::kDecode) return !q.fine() && (!q.is_float || q.zero_kind == ZeroKind::kNone);
-  return family != Family::kGemmSm90 || (tokens != 48 && tokens != 96 && tokens != 192) || !q.fine();
+  return family != Family::kGemmSm90 || (tokens & (tokens - 1)) == 0 || !q.fine();
 }
 
 constexpr float kLast = 1e9f;    // costs from here on only rank tiles
 constexpr float kNever = 1e30f;  // the tile does not hold the product
 
-// What family gemm_sm90 takes of time: us = start + work + parts, where work is longest * step, but no less than memory
-// takes, and grows by `hot` where it comes near 200 us: the device slows down at its limit of power. `longest` is the
-// number of steps of 128 k of the busiest worker (deal.cuh), a step of 256 rows of W up to 16 tokens and with 256, else
-// 128; `parts` are added where tasks are in parts. Fitted by benchmarks/fit_tile_costs.py to
-// products on an H200 (2026-11-22: fp16, group 128, int1 to int8; tiles of up to 48 tokens to 1,100 of 15 shapes, the
-// others to 770 of nine, 4608 x 3584 to 57344 x 8192, 1 to 8192 rows of x), off by 4 to 7% (root of mean square);
-// for 99% of the latter's 243 products with several tiles the tile with the least is within 5% of the fastest one, 0.2%
-// slower on average, 8% at worst.
+// What family gemm_sm90 takes of time: us = start + work + parts. Work is the steps of 128 k of the busiest worker
+// (deal.cuh) times `step`, but no less than what workers have on average and `hot` more, because the device slows down
+// at its limit of power where all of them work, and no less than memory takes. A step is one of 256 rows of W up to 16
+// tokens and with 256, else 128; `parts` are added where tasks are in parts. Fitted by benchmarks/fit_tile_costs.py to
+// products on an H200 (2026-11-22: fp16, group 128, int1 to int8, 4608 x 3584 to 57344 x 8192; tiles of up to 48 tokens
+// to 1100 of 15 shapes, 1 to 64 rows of x, all above 16 to 2178, of 15 shapes with int4 and of six with the rest, up to
+// 2048 rows), off by 3 to 6% (root of mean square); for 96% of the latter's 462 products with several tiles the tile
+// with the least is within 5% of the fastest one, 0.6% slower on average, 15% at worst.
 struct TileCost {
   int tokens, rows, workers;  // workers: index into clusters
   float start, parts, hot;
@@ -63,13 +63,15 @@ struct TileCost {
 constexpr TileCost kTileCosts[] = {
     {8, 256, 0, 2.2f, 2.4f, 0.00f, {0.31f, 0.37f, 0.59f, 0.34f, 0.55f, 0.55f, 0.55f, 0.50f}},
     {16, 256, 0, 2.3f, 2.7f, 0.00f, {0.42f, 0.47f, 0.67f, 0.59f, 0.65f, 0.65f, 0.65f, 0.55f}},
-    {32, 128, 0, 1.9f, 1.9f, 0.05f, {0.28f, 0.30f, 0.41f, 0.33f, 0.46f, 0.46f, 0.51f, 0.40f}},
-    {48, 128, 0, 1.1f, 3.4f, 0.08f, {0.37f, 0.36f, 0.48f, 0.41f, 0.53f, 0.55f, 0.59f, 0.48f}},
-    {64, 128, 0, 0.8f, 3.0f, 0.08f, {0.45f, 0.44f, 0.55f, 0.50f, 0.60f, 0.63f, 0.67f, 0.59f}},
-    {96, 128, 0, 0.8f, 4.4f, 0.08f, {0.58f, 0.56f, 0.71f, 0.65f, 0.73f, 0.75f, 0.77f, 0.72f}},
-    {128, 128, 0, 0.8f, 5.2f, 0.15f, {0.68f, 0.68f, 0.80f, 0.75f, 0.84f, 0.86f, 0.91f, 0.83f}},
-    {192, 128, 0, 1.6f, 8.5f, 0.10f, {1.01f, 1.02f, 1.09f, 1.07f, 1.20f, 1.17f, 1.17f, 1.18f}},
-    {256, 256, 1, 0.8f, 9.7f, 0.00f, {1.44f, 1.43f, 1.44f, 1.51f, 1.60f, 1.56f, 1.56f, 1.60f}},
+    {32, 128, 0, 2.6f, 1.3f, 0.09f, {0.27f, 0.28f, 0.38f, 0.31f, 0.43f, 0.43f, 0.48f, 0.37f}},
+    {48, 128, 0, 1.5f, 3.0f, 0.03f, {0.37f, 0.37f, 0.48f, 0.40f, 0.53f, 0.55f, 0.60f, 0.54f}},
+    {64, 128, 0, 1.7f, 2.5f, 0.09f, {0.44f, 0.43f, 0.53f, 0.47f, 0.55f, 0.58f, 0.63f, 0.54f}},
+    {96, 128, 0, 0.8f, 4.0f, 0.09f, {0.58f, 0.56f, 0.70f, 0.63f, 0.70f, 0.72f, 0.78f, 0.70f}},
+    {128, 128, 0, 0.8f, 4.7f, 0.09f, {0.72f, 0.71f, 0.83f, 0.78f, 0.88f, 0.90f, 0.96f, 0.87f}},
+    {160, 128, 0, 0.8f, 6.5f, 0.08f, {0.92f, 0.87f, 1.00f, 0.96f, 1.07f, 1.10f, 1.16f, 1.05f}},
+    {192, 128, 0, 0.8f, 7.7f, 0.13f, {1.07f, 0.99f, 1.13f, 1.07f, 1.19f, 1.21f, 1.29f, 1.15f}},
+    {208, 128, 0, 0.8f, 8.6f, 0.08f, {1.16f, 1.10f, 1.25f, 1.20f, 1.32f, 1.35f, 1.43f, 1.29f}},
+    {256, 256, 1, 0.8f, 9.3f, 0.09f, {1.38f, 1.33f, 1.38f, 1.44f, 1.48f, 1.51f, 1.56f, 1.52f}},
 };
 constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
 
@@ -83,8 +85,10 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
   // Zeros cost one more operation a value, which more tokens share. Measured at 8192 x 8192, uint4 beside int4: n8 13.3
   // and 12.8 us, n16 15.1 and 14.0, n32 18.8 and 14.5, n64 23.5 and 19.6, n256 62 and 57.
   const float zeros = q.zero_kind == ZeroKind::kNone ? 1.0f : cost.tokens <= 16 ? 1.1f : 1 + 10.0f / cost.tokens;
-  const float work = std::max(static_cast<float>(dealt.longest()) * cost.step[q.bits - 1] * zeros, memory);
-  return cost.start + work * (1 + cost.hot * std::min(work / 200, 1.0f)) + (dealt.in_parts() ? cost.parts : 0.0f);
+  const float longest = static_cast<float>(dealt.longest());
+  const float average = static_cast<float>(tasks) * static_cast<float>(steps) / static_cast<float>(most);
+  const float work = std::max(longest, average * (1 + cost.hot)) * cost.step[q.bits - 1] * zeros;
+  return cost.start + std::max(work, memory) + (dealt.in_parts() ? cost.parts : 0.0f);
 }
 
 // Microseconds, about, that a tile takes; from kLast on it is one to try after others, at kNever none to try. The tile

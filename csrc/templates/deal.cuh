@@ -14,13 +14,18 @@
 
 namespace lowbit {
 
-// How many of at most `most` workers share the stages of fewer tasks than that. Shares that end where tasks do leave
-// few parts to add up, or none: if `even`, that is worth some more stages.
+// How many of at most `most` workers share the stages of fewer tasks than that. If `even`, shares may be longer so as
+// to end where tasks do: a little where parts stay, but fewer; by a quarter and six stages where none are left. Why so
+// much: parts cost what some six stages take, and a device at its limit of power is as fast with a fifth of its workers
+// idle.
 LOWBIT_HOST_DEVICE constexpr int sharers_of(int tasks, int stages, int most, bool even) {
   const int all = tasks * stages, longest = (all + most - 1) / most;
   if (even) {
     const int fitting = tasks * (most / tasks);
-    if (int64_t{(all + fitting - 1) / fitting} * 20 <= int64_t{longest} * 21 + 20) return fitting < all ? fitting : all;
+    const int64_t each = (all + fitting - 1) / fitting;
+    const bool whole = fitting == tasks;
+    if (whole ? each * 4 <= int64_t{longest} * 5 + 24 : each * 20 <= int64_t{longest} * 21 + 20)
+      return fitting < all ? fitting : all;
   }
   return (all + longest - 1) / longest;
 }

@@ -69,9 +69,9 @@ def forced(name: str | None) -> contextlib.AbstractContextManager:
 
 def serves(name: str, pw: lowbit.PackedWeight) -> bool:
     """Whether a tile has a kernel for a weight: decode none for floats with zeros, decode and tiles of gemm_sm90 of 48,
-    96 and 192 tokens none for groups of less than 128.
+    96, 160, 192 and 208 tokens none for groups of less than 128.
     """
-    if family(name) == "gemm_sm80" or (family(name) == "gemm_sm90" and tokens(name) not in (48, 96, 192)):
+    if family(name) == "gemm_sm80" or (family(name) == "gemm_sm90" and tokens(name) not in (48, 96, 160, 192, 208)):
         return True
     zeros = family(name) == "decode" and pw.dtype.kind == "float" and pw.zero_kind != "none"
     return not zeros and not 0 < pw.group_size < 128

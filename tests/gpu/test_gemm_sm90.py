@@ -46,7 +46,7 @@ def test_wide_kernel_is_exact_where_values_need_no_rounding(row):
             assert_exact(x, weight, bias, product_by(row["name"], x, weight.pw, bias))
 
 
-@pytest.mark.parametrize("shape", [(57344, 1024), (64, 28672), (40, 128)], ids=str)
+@pytest.mark.parametrize("shape", [(57344, 1024), (9216, 4096), (64, 28672), (40, 128)], ids=str)
 @pytest.mark.parametrize("dtype", ["uint3", "int8"])
 @pytest.mark.parametrize("tile", TILES, ids=name)
 def test_blocks_with_parts_of_several_tasks(tile, dtype, shape):
@@ -63,7 +63,7 @@ def test_blocks_with_parts_of_several_tasks(tile, dtype, shape):
 
 
 @pytest.mark.parametrize("act", FLOATS[:2], ids=str)
-@pytest.mark.parametrize("most", [32, 48, 64, 96, 128, 192, 256])
+@pytest.mark.parametrize("most", [32, 48, 64, 96, 128, 160, 192, 208, 256])
 def test_more_rows_of_x_than_a_tile_has(most, act):
     """Tasks that a block has all of, whose y it stores itself, and tasks in parts; y of any stride."""
     row = row_of("int4", act, "gemm_sm90", most)
@@ -162,7 +162,7 @@ def test_bias_is_added_before_the_only_rounding(row):
     assert reason is None, reason
 
 
-@pytest.mark.parametrize("most", [64, 128, 192, 256])
+@pytest.mark.parametrize("most", [64, 128, 160, 192, 208, 256])
 def test_sanitizer_small_product_of_several_tiles_of_tokens(most):
     row = row_of("uint3", torch.float16, "gemm_sm90", most)
     skip_elsewhere(row)

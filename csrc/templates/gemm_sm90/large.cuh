@@ -1,5 +1,5 @@
-// Tiles of 192 tokens, and of 256, of which two blocks of a cluster have 128 rows each and share x: each brings half of
-// it to both.
+// Tiles of 160 to 208 tokens, and of 256, of which two blocks of a cluster have 128 rows each and share x: each brings
+// half of it to both.
 //
 // In a block two warpgroups multiply 64 rows each by wgmma, in turns; one thread brings codes and scales, 128 k
 // at a time, and x, 64 k at a time, to two rings: a place of x is free again as soon as its products are done.

@@ -25,11 +25,11 @@ struct Tile {
   static constexpr bool kWgmma = Tokens >= 32;
   static constexpr int kWarps = kWgmma ? 8 : 16, kThreads = 32 * (kWarps + 4);
   static constexpr int kRowTiles = kWarps, kRows = 16 * kRowTiles;
-  static constexpr bool kLarge = Tokens >= 192;           // a kernel of its own, large.cuh
+  static constexpr bool kLarge = Tokens >= 160;           // a kernel of its own, large.cuh
   static constexpr int kCluster = Tokens == 256 ? 2 : 1;  // blocks of a task, each with rows of its own
-  // Whether there is one for scales finer than 128 k. Why not: those of 64, 128 and 256 tokens are hardly slower, and
-  // all of a build is to take ten minutes.
-  static constexpr bool kFine = kTokens != 48 && kTokens != 96 && kTokens != 192;
+  // Whether there is one for scales finer than 128 k: for powers of two. Why not for others: those are hardly slower,
+  // and all of a build is to take ten minutes.
+  static constexpr bool kFine = (Tokens & (Tokens - 1)) == 0;
 };
 
 // What a block holds of W and x at once: a stage of some steps of 128 k, as the copy engine writes it.

@@ -61,19 +61,17 @@ __device__ __forceinline__ void settle(float (&sum)[Count]) {
 #define LOWBIT_SUMS_4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
 #define LOWBIT_SUMS_16(i) LOWBIT_SUMS_4(i), LOWBIT_SUMS_4(i + 4), LOWBIT_SUMS_4(i + 8), LOWBIT_SUMS_4(i + 12)
 #define LOWBIT_LIST_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define LOWBIT_LIST_32 LOWBIT_LIST_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define LOWBIT_LIST_24 LOWBIT_LIST_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define LOWBIT_LIST_32 LOWBIT_LIST_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define LOWBIT_LIST_48 LOWBIT_LIST_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define LOWBIT_LIST_64 LOWBIT_LIST_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define LOWBIT_LIST_96                                                                                               \
-  LOWBIT_LIST_64                                                                                                     \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, " \
-  "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define LOWBIT_LIST_128                                                                                              \
-  LOWBIT_LIST_96                                                                                                     \
-  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, " \
-  "%115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-
+#define LOWBIT_LIST_80 LOWBIT_LIST_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define LOWBIT_LIST_96 LOWBIT_LIST_80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define LOWBIT_LIST_104 LOWBIT_LIST_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define LOWBIT_LIST_128                                                                                                \
+  LOWBIT_LIST_104                                                                                                      \
+      ", %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, " \
+      "%122, %123, %124, %125, %126, %127"
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define LOWBIT_PRODUCT(tokens_, type, list, a0, a1, a2, a3, b, add_, ...)                                      \
   asm volatile("{\n.reg .pred add;\nsetp.ne.s32 add, %" add_ ", 0;\nwgmma.mma_async.sync.aligned.m64n" tokens_ \
@@ -111,11 +109,24 @@ __device__ __forceinline__ void settle(float (&sum)[Count]) {
                    LOWBIT_SUMS_16(16), LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48));                                        \
   }                                                                                                                    \
   template <>                                                                                                          \
+  __device__ __forceinline__ void wgmma<act, 160>(float (&sum)[80], const uint32_t (&a)[4], uint64_t tokens,           \
+                                                  int add) {                                                           \
+    LOWBIT_PRODUCT("160", type, LOWBIT_LIST_80, "80", "81", "82", "83", "84", "85", LOWBIT_SUMS_16(0),                 \
+                   LOWBIT_SUMS_16(16), LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48), LOWBIT_SUMS_16(64));                    \
+  }                                                                                                                    \
+  template <>                                                                                                          \
   __device__ __forceinline__ void wgmma<act, 192>(float (&sum)[96], const uint32_t (&a)[4], uint64_t tokens,           \
                                                   int add) {                                                           \
     LOWBIT_PRODUCT("192", type, LOWBIT_LIST_96, "96", "97", "98", "99", "100", "101", LOWBIT_SUMS_16(0),               \
                    LOWBIT_SUMS_16(16), LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48), LOWBIT_SUMS_16(64),                     \
                    LOWBIT_SUMS_16(80));                                                                                \
+  }                                                                                                                    \
+  template <>                                                                                                          \
+  __device__ __forceinline__ void wgmma<act, 208>(float (&sum)[104], const uint32_t (&a)[4], uint64_t tokens,          \
+                                                  int add) {                                                           \
+    LOWBIT_PRODUCT("208", type, LOWBIT_LIST_104, "104", "105", "106", "107", "108", "109", LOWBIT_SUMS_16(0),          \
+                   LOWBIT_SUMS_16(16), LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48), LOWBIT_SUMS_16(64), LOWBIT_SUMS_16(80), \
+                   LOWBIT_SUMS_4(96), LOWBIT_SUMS_4(100));                                                             \
   }                                                                                                                    \
   template <>                                                                                                          \
   __device__ __forceinline__ void wgmma<act, 256>(float (&sum)[128], const uint32_t (&a)[4], uint64_t tokens,          \
@@ -130,7 +141,9 @@ LOWBIT_PRODUCTS(__nv_bfloat16, "bf16")
 #undef LOWBIT_PRODUCTS
 #undef LOWBIT_PRODUCT
 #undef LOWBIT_LIST_128
+#undef LOWBIT_LIST_104
 #undef LOWBIT_LIST_96
+#undef LOWBIT_LIST_80
 #undef LOWBIT_LIST_64
 #undef LOWBIT_LIST_48
 #undef LOWBIT_LIST_32
