@@ -1,7 +1,9 @@
-"""One process of two: what tests/hf/test_parallel.py starts. Usage: parallel.py TASK FOLDER; prints "same"."""
+"""One process of two, and what starts them. Usage: parallel.py TASK FOLDER BACKEND; prints "same"."""
 
 import json
 import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +17,43 @@ import lowbit
 from lowbit import LowbitConfig
 
 TOKENS = torch.arange(40, 60)[None]
+SETTINGS = {"dtype": "uint4", "group_size": 32, "method": "rtn", "dynamic": {"up_proj$": {"dtype": "int3"}}}
+
+
+def prepare_folder(made: Path, source: Path) -> Path:
+    """Write what the processes read: a checkpoint, its quantized form, and what one process on the CPU computes."""
+    transformers.AutoModelForCausalLM.from_pretrained(source).save_pretrained(made / "src")
+    (made / "settings.json").write_text(json.dumps(SETTINGS))
+    lowbit.quantize_checkpoint(made / "src", made / "q", **SETTINGS)
+    model = lowbit.from_pretrained(made / "q", dtype=torch.float32)
+    found = model(TOKENS).logits
+    torch.save(found.detach(), made / "expected.pt")
+    found.square().mean().backward()
+    torch.save(model.model.norm.weight.grad, made / "gradient.pt")
+    return made
+
+
+def run(task: str, folder: Path, backend: str = "gloo") -> None:
+    """Run a function of this file in two processes: "gloo" on the CPU, "nccl" on two GPUs."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    common |= {"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}
+    if backend == "gloo":
+        common["CUDA_VISIBLE_DEVICES"] = ""  # else transformers and FSDP take the GPUs that they see
+    started = []
+    for rank in "01":
+        env = {**common, "RANK": rank, "LOCAL_RANK": rank}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen([sys.executable, __file__, task, folder, backend], env=env, **pipes))
+    try:
+        said = [process.communicate(timeout=240)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    for process, text in zip(started, said, strict=True):
+        assert process.returncode == 0 and text.strip().endswith("same"), text[-3000:]
 
 
 def split(path, **options):
@@ -30,8 +69,8 @@ def split(path, **options):
 
 def logits(model):
     with torch.no_grad():
-        made = model(TOKENS).logits
-    return made.full_tensor() if hasattr(made, "full_tensor") else made
+        made = model(TOKENS.to(model.device)).logits
+    return (made.full_tensor() if hasattr(made, "full_tensor") else made).cpu()
 
 
 def tensor_parallel(folder: Path) -> None:
@@ -69,7 +108,7 @@ def fully_sharded(folder: Path) -> None:
     from torch.distributed.fsdp import fully_shard
 
     expected = torch.load(folder / "expected.pt", weights_only=True)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "q", dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "q", dtype=torch.float32).to(DEVICE)
     for module in model.modules():
         if isinstance(module, lowbit.Linear):
             module._unprepare()
@@ -81,16 +120,20 @@ def fully_sharded(folder: Path) -> None:
     torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
     # What is trained is trained in parts too: a norm's gradient is that of one process.
     model.model.norm.weight.grad = None
-    model(TOKENS).logits.square().mean().backward()
-    gradient = model.model.norm.weight.grad.full_tensor()
+    model(TOKENS.to(DEVICE)).logits.square().mean().backward()
+    gradient = model.model.norm.weight.grad.full_tensor().cpu()
     torch.testing.assert_close(gradient, torch.load(folder / "gradient.pt", weights_only=True), rtol=1e-3, atol=1e-5)
 
 
 if __name__ == "__main__":
-    task, folder = sys.argv[1], Path(sys.argv[2])
+    task, folder, backend = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    DEVICE = torch.device("cpu")
+    if backend == "nccl":
+        DEVICE = torch.device("cuda", int(os.environ["RANK"]))
+        torch.cuda.set_device(DEVICE)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=2)
+    dist.init_process_group(backend, rank=int(os.environ["RANK"]), world_size=2)
     {f.__name__: f for f in (tensor_parallel, cut_groups, fully_sharded)}[task](folder)
     dist.destroy_process_group()
     print("same")
