@@ -152,6 +152,9 @@ class Linear(nn.Linear):
     @property
     def weight(self) -> torch.Tensor:
         """An empty tensor with the type and device of the layer, for code that asks for them."""
+        held = self._parameters["weight"]
+        if held is not None:  # while transformers loads a float checkpoint, on meta: it counts the bytes of parameters
+            return held
         return torch.empty(0, dtype=self.float_dtype, device=self.qweight.device).as_subclass(_NoWeight)
 
     def requires_grad_(self, requires_grad: bool = True) -> Linear:

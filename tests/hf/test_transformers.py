@@ -72,6 +72,19 @@ def test_on_the_fly_is_what_the_reference_rounds_to(pair):
     assert model.is_quantized and model.hf_quantizer.is_trainable and model.dtype == oracle.dtype
 
 
+@pytest.mark.parametrize("settings", [config, lambda: config(lm_head="int8")], ids=["tied", "head"])
+def test_bytes_are_counted_as_for_a_gpu_while_it_is_quantized_on_the_fly(monkeypatch, settings):
+    """transformers asks every parameter by name for its bytes before it loads to a GPU, floats to be quantized too."""
+    counted = []
+    count = transformers.modeling_utils.get_total_byte_count
+    monkeypatch.setattr(transformers.modeling_utils, "is_accelerator_device", lambda device: True)
+    monkeypatch.setattr(
+        transformers.modeling_utils, "get_total_byte_count", lambda *given: counted.append(count(*given)) or counted[-1]
+    )
+    assert layers_of(loaded(device_map="cpu", quantization_config=settings()))
+    assert len(counted) == 1
+
+
 def test_saved_and_loaded_it_is_the_same_to_the_bit(pair):
     model, folder = pair
     assert len(list(folder.glob("*.safetensors"))) > 1
