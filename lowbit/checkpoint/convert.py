@@ -15,10 +15,12 @@ import torch
 
 from ..errors import FormatError, InexactError
 from ..quantizers import quantize
+from ..scheme import Scheme
 from ..tensor import QuantTensor
 from . import native
 from . import safetensors_file as container
-from .foreign import INDEX, Folder, Gguf, open_foreign
+from .foreign import INDEX, Folder, open_foreign
+from .gguf_source import Gguf
 from .settings import described
 
 _SHARD_BYTES = 2 << 30
@@ -29,6 +31,7 @@ def convert(
     dst,
     *,
     requantize: str | None = None,
+    gguf_names: bool = False,
     group_size: int = 128,
     method: str = "mse",
     shard_bytes: int = _SHARD_BYTES,
@@ -40,15 +43,19 @@ def convert(
     names a weight type: then its values are quantized anew (group_size and method as for :func:`lowbit.quantize`).
     Tensors that are not quantized, and the other files of the folder, are copied. Memory holds one layer and one shard
     of at most shard_bytes (more only for a single weight that is larger). dst appears whole or not at all; src is left
-    as it is. A GGUF file gives weights under GGUF's names, its metadata in gguf_metadata.json, and no config.json.
-    progress: called with (done, total, name).
+    as it is. progress: called with (done, total, name).
 
-    Returns counts: "exact", "requantized" and "copied" tensors. Raises FormatError, OSError as the system gives it.
+    A GGUF file becomes a model of transformers: its names, its order of the rows of q and k, a config.json, and an
+    embedding of floats (float32 where the file quantizes it). With gguf_names it keeps GGUF's names and order, and has
+    no config.json. Its metadata go to gguf_metadata.json.
+
+    Returns counts: "exact", "requantized", "widened" (to float32) and "copied" tensors. Raises FormatError, also for a
+    GGUF file of an architecture whose names are not known; OSError as the system gives it.
     """
     dst = Path(dst)
     if dst.exists():
         raise FormatError(f"{dst} exists already; give the name of a folder that does not")
-    with open_foreign(src) as source:
+    with open_foreign(src, gguf_names) as source:
         temporary = dst.absolute().with_name(f".{dst.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
         temporary.mkdir()
         try:
@@ -67,11 +74,11 @@ def convert(
 
 
 def _write_weights(source: Folder | Gguf, shards: _Shards, again: dict | None, progress) -> dict[str, int]:
-    counts = {"exact": 0, "requantized": 0, "copied": 0}
+    counts = {"exact": 0, "requantized": 0, "widened": 0, "copied": 0}
     for done, name in enumerate(source.names, 1):
         if name not in source.layers:
             shards.add({name: source.plain(name)})
-            counts["copied"] += 1
+            counts["widened" if source.is_widened(name) else "copied"] += 1
         else:
             try:
                 qt, kind = source.weight(name), "exact"
@@ -145,15 +152,17 @@ class _Shards:
 
 def _write_config(source: Folder | Gguf, folder: Path, schemes: dict[str, dict], method) -> None:
     if isinstance(source, Gguf):
-        _write_json(folder / "gguf_metadata.json", dict(source.config))
+        _write_json(folder / "gguf_metadata.json", dict(source.metadata))
+    if source.config is None:
         return
     config = {key: value for key, value in source.config.items() if key != "compression_config"}
     nested = config.get("text_config")
     if isinstance(nested, dict):
         config["text_config"] = {k: v for k, v in nested.items() if k != "quantization_config"}
     floats = [n for n in source.names if n not in source.layers and n.endswith(".weight") and source.dims(n) == 2]
-    config["quantization_config"] = quantization_config(schemes, [name.removesuffix(".weight") for name in floats])
-    if method:
+    if schemes:
+        config["quantization_config"] = quantization_config(schemes, [name.removesuffix(".weight") for name in floats])
+    if schemes and method:
         config["quantization_config"]["method"] = method
     _write_json(folder / "config.json", config)
 
@@ -180,7 +189,13 @@ def quantization_config(schemes: dict[str, dict], left: list[str]) -> dict:
             dynamic[rf"(^|\.){re.escape(last)}$" if alone else f"^{re.escape(name)}$"] = changed
     made = {"quant_method": "lowbit", "format": native.FORMAT, **_quiet(common)}
     if "lm_head" in schemes:
-        made["lm_head"] = schemes["lm_head"]["dtype"]
+        head = schemes["lm_head"]
+        made["lm_head"] = head["dtype"]
+        # Why: of its own the output layer has but its type, with the kind of zeros that is usual for it.
+        implied = {**common, "dtype": head["dtype"], "zero_kind": Scheme.make(head["dtype"], 128).zero_kind}
+        changed = {key: value for key, value in head.items() if value != implied[key]}
+        if changed:
+            dynamic["^lm_head$"] = changed
     made["skip"] = [name if _harmless(name, schemes) else f"^{re.escape(name)}$" for name in left]
     if dynamic:
         made["dynamic"] = dynamic

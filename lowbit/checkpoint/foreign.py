@@ -6,7 +6,6 @@ first and ``plain(name)`` for the second; at most one layer is in memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import torch
 from ..errors import FormatError
 from ..tensor import QuantTensor
 from .formats import Format, Layer, find
-from .formats.gguf import GgufFile
+from .gguf_source import Gguf
 from .safetensors_file import Reader, parse_json
 
 INDEX = "model.safetensors.index.json"
@@ -73,6 +72,10 @@ class Folder:
 
     def plain(self, name: str) -> torch.Tensor:
         return self._where[name].read(name)
+
+    def is_widened(self, name: str) -> bool:
+        """Whether :meth:`plain` gives floats for a quantized tensor: never here."""
+        return False
 
     def dims(self, name: str) -> int:
         """How many dimensions a tensor has."""
@@ -136,44 +139,11 @@ class Folder:
         return where
 
 
-class Gguf:
-    """A GGUF file as :class:`Folder` is: ``names`` without the ending ``.weight`` for quantized tensors."""
-
-    format = None
-
-    def __init__(self, path):
-        self._file = GgufFile(path)
-        self.config: Mapping = self._file.metadata
-        self._key = {}
-        for key in self._file.entries:
-            name = key.removesuffix(".weight") if self._file.is_quantized(key) else key
-            if name in self._key:
-                self._file.__exit__()
-                raise FormatError(f"{self._file.file}: {key} and {self._key[name]} would get the same name")
-            self._key[name] = key
-        self.layers = {name: key for name, key in self._key.items() if self._file.is_quantized(key)}
-        self.names = list(self._key)
-
-    def __enter__(self) -> Gguf:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._file.__exit__()
-
-    def weight(self, name: str) -> QuantTensor:
-        return self._file.weight(self._key[name])
-
-    def plain(self, name: str) -> torch.Tensor:
-        return self._file.plain(self._key[name])
-
-    def dims(self, name: str) -> int:
-        return len(self._file.entries[self._key[name]].shape)
-
-    def others(self) -> list[Path]:
-        return []
-
-
-def open_foreign(path) -> Folder | Gguf:
-    """The checkpoint at path, by what it is."""
+def open_foreign(path, gguf_names: bool = False) -> Folder | Gguf:
+    """The checkpoint at path, by what it is; gguf_names: a GGUF file keeps its own names."""
     path = Path(path)
-    return Gguf(path) if path.is_file() and path.suffix == ".gguf" else Folder(path)
+    if path.is_file() and path.suffix == ".gguf":
+        return Gguf(path, own_names=gguf_names)
+    if gguf_names:
+        raise FormatError(f"gguf_names goes with a .gguf file, got {path}")
+    return Folder(path)

@@ -20,6 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dst", type=Path, metavar="DST", help="the folder to write; it must not exist")
     anew = "weight type, such as int4, for weights that cannot be held exactly: their values are quantized anew"
     parser.add_argument("--requantize", metavar="TYPE", help=anew)
+    own = "keep the names and the order of rows of a GGUF file, and write no config.json"
+    parser.add_argument("--gguf-names", action="store_true", help=own)
     parser.add_argument(
         "--group-size", type=int, default=128, help="group size with --requantize (default: %(default)s)"
     )
@@ -47,9 +49,11 @@ def run(args: argparse.Namespace) -> int:
 
             bar.start(f"converting {args.src}")
             options = {"requantize": args.requantize, "group_size": args.group_size, "method": args.method}
+            options["gguf_names"] = args.gguf_names
             counts = convert(args.src, args.dst, **options, shard_bytes=int(args.shard_size * 1e9), progress=progress)
     except OSError as error:
         raise LowbitError(f"{error.filename or args.src}: {error.strerror or error}") from error
     anew = f", {counts['requantized']} quantized anew" if counts["requantized"] else ""
-    print(f"{args.dst}: {counts['exact']} weights, exact{anew}; {counts['copied']} other tensors copied")
+    wide = f", {counts['widened']} quantized embeddings made float32" if counts["widened"] else ""
+    print(f"{args.dst}: {counts['exact']} weights, exact{anew}{wide}; {counts['copied']} other tensors copied")
     return 0

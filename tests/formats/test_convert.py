@@ -18,6 +18,7 @@ from lowbit.checkpoint import native
 from lowbit.checkpoint.convert import convert, quantization_config
 from lowbit.checkpoint.foreign import INDEX
 from lowbit.checkpoint.safetensors_file import Reader, write
+from lowbit.checkpoint.settings import Settings
 from lowbit.cli import main
 
 from . import test_bitsandbytes, test_gguf, test_gptq
@@ -76,7 +77,7 @@ def test_values_stay_and_everything_comes_along(tmp_path, shard_bytes):
     weights = folder(tmp_path / "src")
     before, seen = digest(tmp_path / "src"), []
     counts = convert(tmp_path / "src", tmp_path / "dst", shard_bytes=shard_bytes, progress=lambda *a: seen.append(a))
-    assert counts == {"exact": 3, "requantized": 0, "copied": 4} and digest(tmp_path / "src") == before
+    assert counts == {"exact": 3, "requantized": 0, "widened": 0, "copied": 4} and digest(tmp_path / "src") == before
     made, others = read(tmp_path / "dst")
     assert made.keys() == weights.keys() and others.keys() == FLOATS.keys()
     assert all(torch.equal(reference.dequantize(made[name]), weights[name]) for name in weights)
@@ -100,6 +101,16 @@ def test_the_config_says_what_the_layers_are(tmp_path):
             "scale_dtype": "float16", "skip": ["lm_head", "model.embed_tokens"],
         },
     }  # fmt: skip
+
+
+def test_an_output_layer_that_differs_in_more_than_its_type_says_so():
+    plain = {"dtype": "uint4", "group_size": 32, "zero_kind": "min", "scale_dtype": "float32", "perm": False}
+    head = {**plain, "dtype": "int6", "group_size": 16, "zero_kind": "none"}
+    made = quantization_config({"a.up": plain, "b.up": plain, "lm_head": head}, [])
+    assert made["lm_head"] == "int6" and made["dynamic"] == {"^lm_head$": {"group_size": 16}}
+    made = quantization_config({"a.up": plain, "b.up": plain, "lm_head": plain}, [])
+    assert made["dynamic"] == {"^lm_head$": {"zero_kind": "min"}}
+    assert Settings.make(**made).of(["lm_head"], head=True)["zero_kind"] == "min"
 
 
 def test_layers_that_differ_stand_under_dynamic():
@@ -153,14 +164,15 @@ def test_old_configs_beside_config_json_count(tmp_path):
     assert not (tmp_path / "dst" / "quantize_config.json").exists()
 
 
-def test_gguf_files_keep_their_names(tmp_path):
+def test_gguf_files_keep_their_names_where_asked(tmp_path):
     data = test_gguf.data_of("Q4_K", 4)
     tensors = {"blk.0.attn_q.weight": (12, (2, 512), data), "norm.weight": (0, (2,), bytes(8))}
     (tmp_path / "m.gguf").write_bytes(test_gguf.file(tensors))
-    convert(tmp_path / "m.gguf", tmp_path / "dst")
+    convert(tmp_path / "m.gguf", tmp_path / "dst", gguf_names=True)
     made, others = read(tmp_path / "dst")
     assert torch.equal(reference.dequantize(made["blk.0.attn_q"]), test_gguf.values_of("Q4_K", data, 2, 512))
     assert list(others) == ["norm.weight"]
+    assert not (tmp_path / "dst" / "config.json").exists()
     metadata = json.loads((tmp_path / "dst" / "gguf_metadata.json").read_text())
     assert metadata == {"general.architecture": "llama", "n": 7}
 
