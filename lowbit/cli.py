@@ -17,6 +17,7 @@ COMMANDS = {
     "quantize": "quantize a HuggingFace checkpoint into a new folder",
     "eval": "perplexity and bits a byte of a model on a text, its distance to a float model, size and speed",
     "convert": "bring a checkpoint of GPTQ, AWQ, GGUF and others into lowbit's own format, exactly",
+    "export": "write a quantized checkpoint for vLLM and others: compressed-tensors or GPTQ",
     "demo": "quantize a checkpoint at several widths: size, quality and speed beside float",
 }
 

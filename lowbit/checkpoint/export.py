@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import DtypeError, FormatError
+from ..scheme import Schemed
 from ..tensor import QuantTensor
 
 
@@ -18,8 +19,8 @@ def to_compressed_tensors(qt: QuantTensor) -> tuple[dict[str, torch.Tensor], dic
 
     Raises DtypeError for anything but a QuantTensor, FormatError for a weight that the format cannot hold.
     """
-    bits, zeros = _integer(qt, "pack-quantized")
-    n, k = qt.shape
+    settings = compressed_tensors_settings(qt)
+    bits, zeros, (n, k) = qt.dtype.bits, _whole_zeros(qt, "pack-quantized"), qt.shape
     if qt.perm is not None:
         raise FormatError("pack-quantized holds columns in their order, got a weight with perm")
     if qt.group_size != -1 and k % qt.group_size:
@@ -31,20 +32,33 @@ def to_compressed_tensors(qt: QuantTensor) -> tuple[dict[str, torch.Tensor], dic
     }
     if zeros is not None:
         tensors["weight_zero_point"] = _words(QuantTensor.pack_codes(zeros.t().contiguous(), bits)).t().contiguous()
-    grouped = {"strategy": "group", "group_size": qt.group_size}
+    return tensors, settings
+
+
+def compressed_tensors_settings(weight: Schemed) -> dict:
+    """The "weights" settings of a weight's scheme. Raises DtypeError, or FormatError for a scheme that does not fit."""
+    _expect_integer(weight, "pack-quantized")
+    grouped = {"strategy": "group", "group_size": weight.group_size}
     whole = {"strategy": "channel", "group_size": None}
-    settings = {"num_bits": bits, "type": "int", "symmetric": zeros is None, "dynamic": False}
-    return tensors, {**settings, **(whole if qt.group_size == -1 else grouped)}
+    symmetric = weight.zero_kind == "none"
+    settings = {"num_bits": weight.dtype.bits, "type": "int", "symmetric": symmetric, "dynamic": False}
+    return {**settings, **(whole if weight.group_size == -1 else grouped)}
 
 
 def compressed_tensors_config(settings: dict, ignore: list[str]) -> dict:
     """The ``quantization_config`` of a model whose layers all have these settings; ignore: layers left alone."""
-    group = {"targets": ["Linear"], "weights": settings, "input_activations": None, "output_activations": None}
+    return compressed_tensors_groups([(["Linear"], settings)], ignore)
+
+
+def compressed_tensors_groups(groups: list[tuple[list[str], dict]], ignore: list[str]) -> dict:
+    """The ``quantization_config`` of groups of layers: (targets, settings) each; ignore: layers left alone."""
+    rest = {"input_activations": None, "output_activations": None}
+    made = [{"targets": list(targets), "weights": settings, **rest} for targets, settings in groups]
     return {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
+        "config_groups": {f"group_{i}": group for i, group in enumerate(made)},
         "ignore": list(ignore),
         "kv_cache_scheme": None,
         "version": "0.18.0",
@@ -57,8 +71,8 @@ def to_gptq(qt: QuantTensor) -> tuple[dict[str, torch.Tensor], dict]:
 
     Raises DtypeError for anything but a QuantTensor, FormatError for a weight that the format cannot hold.
     """
-    bits, zeros = _integer(qt, "gptq_v2")
-    n, k = qt.shape
+    settings = gptq_settings(qt, getattr(qt, "perm", None) is not None)
+    bits, zeros, (n, k) = qt.dtype.bits, _whole_zeros(qt, "gptq_v2"), qt.shape
     if k * bits % 32 or n * bits % 32:
         raise FormatError(f"gptq_v2 fills whole words: N and K times {bits} must be multiples of 32, got {n} and {k}")
     if zeros is None:
@@ -74,28 +88,44 @@ def to_gptq(qt: QuantTensor) -> tuple[dict[str, torch.Tensor], dict]:
         "scales": qt.scales.t().contiguous(),
         "g_idx": group_of.to(torch.int32),
     }
-    settings = {"quant_method": "gptq", "checkpoint_format": "gptq_v2", "bits": bits, "group_size": qt.group_size}
-    return tensors, {**settings, "sym": qt.zeros is None, "desc_act": qt.perm is not None, "pack_dtype": "int32"}
+    return tensors, gptq_config(settings)
 
 
-def _integer(qt: QuantTensor, name: str) -> tuple[int, torch.Tensor | None]:
-    """``(bits, zeros uint8 [N, G] or None)`` of a weight of whole numbers. Raises DtypeError or FormatError."""
-    if not isinstance(qt, QuantTensor):
-        raise DtypeError(f"expected a QuantTensor, got {type(qt).__name__}")
-    bits, pair = qt.dtype.bits, (qt.dtype.kind, qt.zero_kind)
-    if bits == 1 or qt.codebook is not None or pair not in (("int", "none"), ("uint", "zero")):
-        book = " with a codebook" if qt.codebook is not None else ""
+def gptq_config(settings: dict) -> dict:
+    """The ``quantization_config`` of a model whose layers all have these settings."""
+    return {"quant_method": "gptq", "checkpoint_format": "gptq_v2", "pack_dtype": "int32", **settings}
+
+
+def gptq_settings(weight: Schemed, ordered: bool) -> dict:
+    """bits, group_size, sym and desc_act of a weight's scheme; ordered: whether it has a perm. Errors: as above."""
+    _expect_integer(weight, "gptq_v2")
+    settings = {"bits": weight.dtype.bits, "group_size": weight.group_size}
+    return {**settings, "sym": weight.zero_kind == "none", "desc_act": ordered}
+
+
+def _expect_integer(weight, name: str) -> None:
+    """Raises DtypeError for what has no scheme, FormatError for a scheme that is not of whole numbers."""
+    if not isinstance(weight, Schemed):
+        raise DtypeError(f"expected a QuantTensor, got {type(weight).__name__}")
+    bits, pair = weight.dtype.bits, (weight.dtype.kind, weight.zero_kind)
+    codebook = getattr(weight, "codebook", None) is not None
+    if bits == 1 or codebook or pair not in (("int", "none"), ("uint", "zero")):
+        book = " with a codebook" if codebook else ""
         raise FormatError(
-            f"{name} holds int2 to int8, and uint2 to uint8 with zero_kind 'zero', got {qt.dtype} with zero_kind "
-            f"{qt.zero_kind!r}{book}"
+            f"{name} holds int2 to int8, and uint2 to uint8 with zero_kind 'zero', got {weight.dtype} with zero_kind "
+            f"{weight.zero_kind!r}{book}"
         )
+
+
+def _whole_zeros(qt: QuantTensor, name: str) -> torch.Tensor | None:
+    """The zeros uint8 ``[N, G]``, or None. Raises FormatError for one that is no whole number of the codes' range."""
     if qt.zeros is None:
-        return bits, None
-    zeros = qt.zeros.float()
+        return None
+    bits, zeros = qt.dtype.bits, qt.zeros.float()
     bad = int(((zeros != zeros.round()) | (zeros < 0) | (zeros >= 1 << bits)).count_nonzero())
     if bad:
         raise FormatError(f"{name} holds whole zeros of 0..{(1 << bits) - 1}, {bad} of {zeros.numel()} are others")
-    return bits, zeros.to(torch.uint8)
+    return zeros.to(torch.uint8)
 
 
 def _words(stream: torch.Tensor) -> torch.Tensor:

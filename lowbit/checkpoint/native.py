@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
@@ -67,12 +66,13 @@ def load(path, device="cpu") -> dict[str, QuantTensor]:
     or breaks it, and for one of a newer format; OSError as the system gives it.
     """
     with container.Reader(path) as reader:
-        entries = _entries(reader.metadata, Path(path).name)
-        weights = {name: _read(reader, name, entry) for name, entry in entries.items()}
+        weights = {name: read(reader, name, entry) for name, entry in entries_of(reader).items()}
     return {name: qt.to(device) for name, qt in weights.items()}
 
 
-def _entries(metadata: dict[str, str], file: str) -> dict:
+def entries_of(reader: container.Reader) -> dict:
+    """The entries of an open file's weights, by name. Raises FormatError for a file that is not of this format."""
+    metadata, file = reader.metadata, reader.file
     if _KEY not in metadata:
         raise FormatError(f"{file}: no {_KEY!r} entry in its metadata, so it holds no weights quantized by lowbit")
     root = container.parse_json(metadata[_KEY], f"{file}: the {_KEY!r} entry")
@@ -86,7 +86,8 @@ def _entries(metadata: dict[str, str], file: str) -> dict:
     return root["weights"]
 
 
-def _read(reader: container.Reader, name: str, entry) -> QuantTensor:
+def read(reader: container.Reader, name: str, entry) -> QuantTensor:
+    """The weight of an entry, checked. Raises FormatError."""
     where = f"{reader.file}: {name}"
     if not isinstance(entry, dict) or set(entry) != _ENTRY:
         got = sorted(entry) if isinstance(entry, dict) else type(entry).__name__

@@ -16,10 +16,11 @@ from . import plan as planning
 from .calibrated_files import CalibratedModel, checked_calibration, reads_calibration
 from .native import FORMAT, describe
 from .on_the_fly import quantize_matrix
-from .partial import Partial, stamp_of
+from .partial import Partial
+from .rewrite import rewrite
 from .safetensors_file import Later, Reader, write
 from .settings import Settings
-from .source import INDEX, SINGLE, Source, write_json
+from .source import Source
 
 
 def quantize_checkpoint(
@@ -78,7 +79,11 @@ def quantize_checkpoint(
             model = None
             if calibration is not None:
                 model = CalibratedModel(source, plan, calibration, device, progress)
-            _write_all(source, plan, partial, device, progress, model)
+
+            def write_shard(*files):
+                return _write_shard(*files, plan, device, model)
+
+            rewrite(source, partial, write_shard, _config(source, plan), progress)
     except OSError as error:
         raise LowbitError(
             f"{dst} cannot be written: {error.strerror or error}; run again to go on with the finished shards"
@@ -86,38 +91,8 @@ def quantize_checkpoint(
     return dst
 
 
-def _write_all(source: Source, plan: planning.Plan, partial: Partial, device, progress, model) -> None:
-    total = sum(_bytes(source, name) for name in source.tensors)
-    done, index = 0, {}
-    for shard in source.shards:
-        target, path = shard if len(source.shards) > 1 else SINGLE, source.folder / shard
-        names = source.of(shard)
-
-        def step(name: str) -> None:
-            nonlocal done
-            done += _bytes(source, name)
-            if progress is not None:
-                progress(done, total, name)
-
-        entry = partial.finished(target, path)
-        if entry is None:
-            stamp = stamp_of(path)
-            weights = _write_shard(path, names, plan, partial.folder / target, device, step, model)
-            partial.finish(target, path, stamp, weights=weights)
-            entry = partial.done[target]
-        else:
-            done += sum(_bytes(source, name) for name in names)
-        index |= dict.fromkeys(entry["weights"], target)
-    source.copy_rest(partial.folder)
-    if len(source.shards) > 1:
-        size = sum(size for entry in partial.done.values() for size in entry["weights"].values())
-        write_json(partial.folder / INDEX, {"metadata": {"total_size": size}, "weight_map": index})
-    write_json(partial.folder / "config.json", _config(source, plan))
-    partial.publish()
-
-
 def _write_shard(
-    path: Path, names: list[str], plan: planning.Plan, target: Path, device, step, model: CalibratedModel | None
+    path: Path, names: list[str], target: Path, step, plan: planning.Plan, device, model: CalibratedModel | None
 ) -> dict[str, int]:
     """Quantize one file, or write what a model has of it; returns name -> bytes of what was written."""
     tensors, entries = {}, {}
@@ -155,13 +130,6 @@ def _config(source: Source, plan: planning.Plan) -> dict:
             if isinstance(part, dict) and part.get("tie_word_embeddings"):
                 part["tie_word_embeddings"] = False
     return config
-
-
-def _bytes(source: Source, name: str) -> int:
-    stored, count = source.tensors[name], 1
-    for size in stored.shape:
-        count *= size
-    return count * stored.dtype.itemsize
 
 
 def _checked_device(device) -> torch.device:

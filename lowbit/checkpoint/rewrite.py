@@ -1,0 +1,58 @@
+"""A checkpoint folder written anew, shard by shard, into another that appears whole; a run that is cut off goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from .partial import Partial, stamp_of
+from .source import INDEX, SINGLE, Source, write_json
+
+#: (a file of the source, names of its tensors, the file to write, step(name) after each tensor) -> name -> bytes
+WriteShard = Callable[[Path, list[str], Path, Callable[[str], None]], dict[str, int]]
+
+
+def rewrite(
+    source: Source,
+    partial: Partial,
+    write_shard: WriteShard,
+    config: dict,
+    progress: Callable[[int, int, str], None] | None,
+) -> None:
+    """Write every shard that is not finished yet, copy the other files, write index and config.json, publish.
+
+    progress: called with (bytes done, bytes in all, name) after each tensor. Raises what write_shard raises,
+    FormatError for a source that changes meanwhile, OSError as the system gives it.
+    """
+    total = sum(_bytes(source, name) for name in source.tensors)
+    done, index = 0, {}
+    for shard in source.shards:
+        target, path = shard if len(source.shards) > 1 else SINGLE, source.folder / shard
+        names = source.of(shard)
+
+        def step(name: str) -> None:
+            nonlocal done
+            done += _bytes(source, name)
+            if progress is not None:
+                progress(done, total, name)
+
+        entry = partial.finished(target, path)
+        if entry is None:
+            stamp = stamp_of(path)
+            partial.finish(target, path, stamp, weights=write_shard(path, names, partial.folder / target, step))
+            entry = partial.done[target]
+        else:
+            done += sum(_bytes(source, name) for name in names)
+        index |= dict.fromkeys(entry["weights"], target)
+    source.copy_rest(partial.folder)
+    if len(source.shards) > 1:
+        size = sum(size for entry in partial.done.values() for size in entry["weights"].values())
+        write_json(partial.folder / INDEX, {"metadata": {"total_size": size}, "weight_map": index})
+    write_json(partial.folder / "config.json", config)
+    partial.publish()
+
+
+def _bytes(source: Source, name: str) -> int:
+    stored = source.tensors[name]
+    return math.prod(stored.shape) * stored.dtype.itemsize
