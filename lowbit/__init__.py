@@ -30,6 +30,7 @@ _LAZY = {
     "matmul": "ops.launch",
     "Linear": "nn",
     "prepare": "nn",
+    "unprepare": "nn",
     "quantize_model": "convert_model",
     "quantize_checkpoint": "checkpoint.quantize_files",
     "from_pretrained": "checkpoint.load",

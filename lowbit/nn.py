@@ -1,4 +1,4 @@
-"""Linear, an nn.Linear whose weight is quantized, and :func:`prepare`, which packs it for the device it lies on."""
+"""Linear, an nn.Linear whose weight is quantized, and :func:`prepare`, which packs it for its device."""
 
 from __future__ import annotations
 
@@ -133,8 +133,29 @@ class Linear(nn.Linear):
                 self._hold(pw.codes, pw.scales, pw.zeros, pw.perm, None, layout=pw.layout)
         return self
 
+    def unprepare(self) -> Linear:
+        """Put the canonical form back in place of the packed one; nothing to do for a layer that is not packed.
+
+        For tools that cut, move or compare parameters themselves, such as FSDP: each row of a canonical tensor is a row
+        of the weight. The layer then dequantizes its weight for each product, which is slow, and ``act`` needs a packed
+        weight. :meth:`prepare` packs again, once the parameters are plain tensors.
+        """
+        if self.layout is not None:
+            with torch.inference_mode(False), torch.no_grad():
+                qt = self.quant_tensor()
+                self._hold(qt.codes, qt.scales, qt.zeros, qt.perm, None, layout=None)
+        return self
+
     def quant_tensor(self) -> QuantTensor:
-        """The weight in canonical form; of a layer that is not packed it shares the memory."""
+        """The weight in canonical form; of a layer that is not packed it shares the memory.
+
+        Raises DtypeError for packed parameters that another tool has cut.
+        """
+        if self.layout is not None and hasattr(self.qweight, "placements"):
+            raise DtypeError(
+                "a packed weight was cut over processes and cannot be unpacked in parts; call lowbit.unprepare(model) "
+                "before fully_shard"
+            )
         if self.layout is not None and self.scales.dtype is not self._stored:
             self._restore_type()
         held = [None if t is None else t.detach() for t in map(self._parameters.get, _HELD)]
@@ -191,12 +212,6 @@ class Linear(nn.Linear):
             if tensor is not None:
                 tensor.data = tensor.data.to(self._stored)
 
-    def _unprepare(self) -> None:
-        if self.layout is not None:
-            with torch.inference_mode(False), torch.no_grad():
-                qt = self.quant_tensor()
-                self._hold(qt.codes, qt.scales, qt.zeros, qt.perm, None, layout=None)
-
     def _apply(self, fn, recurse=True):
         # Why: nobody says which device and type fn leads to; it is tried on an empty tensor.
         probe = fn(torch.empty(0, dtype=self.float_dtype, device=self.qweight.device))
@@ -206,7 +221,7 @@ class Linear(nn.Linear):
         # Where there were no kernels a layer could not be packed; on meta there is nothing to pack.
         pack = moved and (packed or not (before.type == "meta" or has_kernels(before)))
         if moved:
-            self._unprepare()
+            self.unprepare()
         held = {id(t) for t in map(self._parameters.get, _HELD) if t is not None}
         super()._apply(lambda t: _keep_type(fn, t) if id(t) in held else fn(t), recurse)
         if probe.dtype.is_floating_point:
@@ -225,7 +240,7 @@ class Linear(nn.Linear):
         found = {name: state_dict[prefix + name] for name in _HELD if prefix + name in state_dict}
         packed = self.layout is not None
         if found:
-            self._unprepare()
+            self.unprepare()
         for name, tensor in found.items():
             held = self._parameters.get(name)
             if held is not None and isinstance(tensor, torch.Tensor) and tensor.dtype != held.dtype:
@@ -285,12 +300,25 @@ def prepare(model: nn.Module) -> nn.Module:
 
     Layers are packed one after the other, so memory grows by one layer at most. Returns the model.
     """
+    for layer in _layers_of(model):
+        layer.prepare()
+    return model
+
+
+def unprepare(model: nn.Module) -> nn.Module:
+    """Give every :class:`Linear` of a model its canonical form back, in place; what FSDP needs before it cuts them.
+
+    One layer after the other, so memory grows by one layer at most. Returns the model; :func:`prepare` packs again.
+    """
+    for layer in _layers_of(model):
+        layer.unprepare()
+    return model
+
+
+def _layers_of(model: nn.Module) -> list[Linear]:
     if not isinstance(model, nn.Module):
         raise DtypeError(f"expected an nn.Module, got {type(model).__name__}")
-    for module in model.modules():
-        if isinstance(module, Linear):
-            module.prepare()
-    return model
+    return [module for module in model.modules() if isinstance(module, Linear)]
 
 
 def _reduce_for_process(layer: Linear):

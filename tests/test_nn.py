@@ -132,7 +132,7 @@ def test_state_dict_is_canonical_and_loads_into_either_form(make):
     for name, tensor in (("qweight", qt.codes), ("scales", qt.scales), ("zeros", qt.zeros), ("perm", qt.perm)):
         assert torch.equal(state[name], tensor) if tensor is not None else name not in state
     canonical = copy.deepcopy(made)
-    canonical._unprepare()
+    canonical.unprepare()
     assert canonical.layout is None and list(canonical.state_dict()) == list(state)
     for target in (copy.deepcopy(made), copy.deepcopy(canonical)):
         for p in target.parameters():
@@ -192,6 +192,24 @@ def test_layer_that_is_not_packed_is_right_and_says_once_that_it_is_slow(monkeyp
     torch.testing.assert_close(made(X), y, rtol=1e-5, atol=1e-5)
     packed = made.qweight.data_ptr()
     assert lowbit.prepare(made).qweight.data_ptr() == packed  # once
+
+
+@pytest.mark.filterwarnings("ignore:a lowbit.Linear is not packed")
+def test_unprepare_gives_the_stored_form_back_and_prepare_packs_again():
+    stored = [layer("uint3", prepare=False).quant_tensor(), with_perm().quant_tensor()]
+    model = nn.Sequential(layer("uint3"), nn.Sequential(with_perm()))
+    inside, expected = [model[0], model[1][0]], [model[0](X), model[1](X)]
+    held = [id(parameter) for parameter in model.parameters()]
+    assert [made.layout for made in inside] == ["cpu", "cpu"]
+    assert lowbit.unprepare(lowbit.unprepare(model)) is model
+    for made, qt, y in zip(inside, stored, expected):
+        assert made.layout is None and torch.equal(made.qweight, qt.codes) and made.quant_tensor() == qt
+        torch.testing.assert_close(made(X), y, rtol=1e-5, atol=1e-5)
+    assert [id(parameter) for parameter in model.parameters()] == held
+    lowbit.prepare(model)
+    assert all(made.layout == "cpu" and torch.equal(made(X), y) for made, y in zip(inside, expected))
+    with pytest.raises(DtypeError, match="expected an nn.Module, got int"):
+        lowbit.unprepare(3)
 
 
 def test_prepare_replaces_the_bytes_inside_the_parameters():

@@ -163,6 +163,9 @@ class LowbitHfQuantizer(HfQuantizer):
         return [*weight_conversions, *made]
 
     def update_parallel_plan(self, model, plan):
+        asked = getattr(getattr(model.config, "distributed_config", None), "ep_size", None) or 1
+        if self.experts and asked > 1:
+            raise SchemeError(f"quantized experts lie whole in every process: ep_size must be 1, got {asked}")
         # Why: a quantized mixture is held whole by every process; a plan for its old parameters would halve its sums.
         _drop_experts(plan, self.experts)
 

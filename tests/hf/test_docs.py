@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 def test_every_example_of_the_page_runs_in_its_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names, examples = {}, re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 6
+    assert len(examples) == 7
     for example in examples:
         exec(compile(example, "docs/models.md", "exec"), names)
     assert (names["model"].model.layers[0].mlp.up_proj.scheme.weight.name) == "int4"

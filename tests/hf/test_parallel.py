@@ -3,11 +3,15 @@
 Two processes on the CPU (gloo); what one process computes is the oracle.
 """
 
+import json
+
 import pytest
 import torch
 from packaging.version import Version
 
-from .models import LLAMA
+import lowbit
+
+from .models import LLAMA, TOKENS, small
 
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("needs torch.distributed with gloo", allow_module_level=True)
@@ -34,3 +38,21 @@ def test_a_cut_through_a_group_is_refused(folder):
 )
 def test_fully_sharded_layers_compute_and_train_the_same(folder):
     run("fully_sharded", folder)
+
+
+def test_layers_that_are_cut_while_packed_compute_the_same_and_refuse_the_rest(folder):
+    run("fully_sharded_packed", folder)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "gpt_oss"])
+def test_experts_lie_whole_in_each_process_and_count_once(kind, tmp_path):
+    settings = {"dtype": "int4", "group_size": 16, "method": "rtn"}
+    model = small(kind)
+    if model.config.base_model_tp_plan:
+        (tmp_path / "cut").touch()
+    model.save_pretrained(tmp_path / "src")
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    lowbit.quantize_checkpoint(tmp_path / "src", tmp_path / "q", **settings)
+    with torch.no_grad():
+        torch.save(lowbit.from_pretrained(tmp_path / "q", dtype=torch.float32)(TOKENS).logits, tmp_path / "expected.pt")
+    run("experts", tmp_path)
