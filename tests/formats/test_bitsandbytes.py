@@ -69,13 +69,18 @@ def test_blocks_that_cross_groups_give_their_values(k):
     assert torch.equal(caught.value.dequantize(), weight.float())
 
 
-def test_int8_is_exact_against_its_rounded_scale():
+def eight_bits():
     numbers, scb = torch.tensor(table(5, 33, -128, 127), dtype=torch.int8), floats(1, 5, torch.float32)[0].abs()
     tensors = {"weight": numbers, "SCB": scb, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return tensors, numbers.double() * (scb / 127).double().view(5, 1)
+
+
+def test_int8_is_exact_against_its_rounded_scale():
+    tensors, weight = eight_bits()
     qt = only(find({"load_in_8bit": True}), tensors)
-    scales = (scb / 127).double()
-    assert qt.dtype.name == "int8" and torch.equal(reference.dequantize(qt), numbers.double() * scales.view(5, 1))
-    assert torch.allclose(reference.dequantize(qt), numbers * scb.double().view(5, 1) / 127, rtol=2**-24, atol=0)
+    assert qt.dtype.name == "int8" and torch.equal(reference.dequantize(qt), weight)
+    unrounded = tensors["weight"] * tensors["SCB"].double().view(5, 1) / 127
+    assert torch.allclose(reference.dequantize(qt), unrounded, rtol=2**-24, atol=0)
     tensors["weight_format"] += 1
     with pytest.raises(FormatError, match="weight_format must be 0"):
         only(find(CONFIG), tensors)

@@ -94,12 +94,7 @@ def test_the_old_order_of_groups_becomes_a_perm():
     assert qt.perm is None and torch.equal(reference.dequantize(qt), weight)
 
 
-@pytest.mark.parametrize("strategy", ["tensor", "channel", "group", "block"])
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_int8_weights_of_every_strategy(strategy, bits, symmetric):
-    if strategy == "block" and not symmetric:
-        pytest.skip("blocks are symmetric")
+def in_bytes(strategy, bits, symmetric):
     n, k, half = 20, 96, 1 << (bits - 1)
     shape, (rows, columns) = {
         "tensor": ((1,), (n, k)), "channel": ((n, 1), (1, k)), "group": ((n, 3), (1, 32)), "block": ((3, 6), (8, 16)),
@@ -117,15 +112,27 @@ def test_int8_weights_of_every_strategy(strategy, bits, symmetric):
             weight[i, j] = grid[at].double() * (q[i][j] - (0 if symmetric else int(points[at])))
     settings = {"num_bits": bits, "symmetric": symmetric, "strategy": strategy, "block_structure": [8, 16]}
     settings["group_size"] = 32 if strategy == "group" else None
+    return settings, tensors, weight
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "channel", "group", "block"])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_int8_weights_of_every_strategy(strategy, bits, symmetric):
+    if strategy == "block" and not symmetric:
+        pytest.skip("blocks are symmetric")
+    settings, tensors, weight = in_bytes(strategy, bits, symmetric)
     for layout in ("int-quantized", "naive-quantized"):
         qt = only(find(config(layout, **settings)), tensors)
         assert torch.equal(reference.dequantize(qt), weight)
 
 
-@pytest.mark.parametrize(
-    "strategy, shape, block", [("tensor", (1,), (40, 96)), ("channel", (40, 1), (1, 96)), ("block", (2, 3), (32, 32))]
-)
-def test_float8_weights_of_every_strategy(strategy, shape, block):
+#: Strategy -> shape of the scales, weights that share one.
+FLOAT8 = {"tensor": ((1,), (40, 96)), "channel": ((40, 1), (1, 96)), "block": ((2, 3), (32, 32))}
+
+
+def float8(strategy):
+    shape, block = FLOAT8[strategy]
     weight, values = float8_weights(40, 96)
     scales = floats(1, 80, torch.float32).flatten()[: shape[0] * shape[-1]].view(shape)
     grid = scales.reshape(-1, shape[-1])
@@ -134,7 +141,12 @@ def test_float8_weights_of_every_strategy(strategy, shape, block):
         for j in range(96):
             expected[i, j] = values[i][j] * grid[i // block[0], j // block[1]].double()
     settings = {"type": "float", "num_bits": 8, "strategy": strategy, "block_structure": [32, 32], "group_size": None}
-    tensors = {"weight": weight, "weight_scale": scales, "input_scale": torch.ones(1)}
+    return settings, {"weight": weight, "weight_scale": scales, "input_scale": torch.ones(1)}, expected
+
+
+@pytest.mark.parametrize("strategy", FLOAT8)
+def test_float8_weights_of_every_strategy(strategy):
+    settings, tensors, expected = float8(strategy)
     qt = only(find(config("float-quantized", **settings)), tensors)
     assert qt.dtype.name == "float8_e4m3" and torch.equal(reference.dequantize(qt), expected)
 
@@ -149,39 +161,47 @@ def fp4(n, k):
     return torch.tensor(data, dtype=torch.uint8), torch.tensor(values, dtype=torch.float64)
 
 
-def test_nvfp4_divides_by_its_global_scale():
+def nvfp4():
     data, values = fp4(8, 64)
     scales, total = floats(8, 4, torch.float32).abs().to(torch.float8_e4m3fn), torch.tensor([2688 / 3.7])
     tensors = {"weight_packed": data, "weight_scale": scales, "weight_global_scale": total}
-    settings = {"type": "float", "strategy": "tensor_group", "group_size": 16}
-    qt = only(find(config("nvfp4-pack-quantized", **settings)), tensors)
     factor = (scales.float() / total).double().repeat_interleave(16, 1)
-    assert qt.dtype.name == "float4_e2m1" and torch.equal(reference.dequantize(qt), values * factor)
+    return {"type": "float", "strategy": "tensor_group", "group_size": 16}, tensors, values * factor
+
+
+def test_nvfp4_divides_by_its_global_scale():
+    settings, tensors, weight = nvfp4()
+    qt = only(find(config("nvfp4-pack-quantized", **settings)), tensors)
+    assert qt.dtype.name == "float4_e2m1" and torch.equal(reference.dequantize(qt), weight)
     tensors["weight_global_scale"] = torch.zeros(1)
     with pytest.raises(FormatError, match="weight_global_scale must be one number above 0"):
         only(find(config("nvfp4-pack-quantized", **settings)), tensors)
 
 
-def test_mx_formats_are_exact():
-    data, values = fp4(8, 64)
+MX = {4: "mxfp4-pack-quantized", 6: "mxfp6-pack-quantized", 8: "mxfp8-quantized"}
+
+
+def mx(bits):
     exponents = torch.tensor(table(8, 2, 90, 150), dtype=torch.uint8)
     factor = torch.tensor([[2.0 ** (e - 127) for e in row for _ in range(32)] for row in exponents.tolist()]).double()
-    settings = {"type": "float", "strategy": "group", "group_size": 32}
-    tensors = {"weight_packed": data, "weight_scale": exponents}
-    qt = only(find(config("mxfp4-pack-quantized", **settings)), tensors)
-    assert torch.equal(reference.dequantize(qt), values * factor)
+    if bits == 4:
+        data, values = fp4(8, 64)
+    elif bits == 6:
+        codes = table(8, 64, 0, 63)
+        data = torch.tensor([stream(row, 6, 8) for row in codes], dtype=torch.uint8)
+        magnitude = [m / 8 for m in range(8)] + [(1 + m / 8) * 2**e for e in range(3) for m in range(8)]
+        values = [[magnitude[c & 31] * (-1 if c & 32 else 1) for c in row] for row in codes]
+    else:
+        data, values = float8_weights(8, 64)
+    settings = {"type": "float", "strategy": "group", "group_size": 32, "num_bits": bits}
+    tensors = {"weight" if bits == 8 else "weight_packed": data, "weight_scale": exponents}
+    return settings, tensors, torch.as_tensor(values, dtype=torch.float64) * factor
 
-    codes = table(8, 64, 0, 63)
-    data = torch.tensor([stream(row, 6, 8) for row in codes], dtype=torch.uint8)
-    magnitude = [m / 8 for m in range(8)] + [(1 + m / 8) * 2**e for e in range(3) for m in range(8)]
-    values = torch.tensor([[magnitude[c & 31] * (-1 if c & 32 else 1) for c in row] for row in codes]).double()
-    fmt = find(config("mxfp6-pack-quantized", **{**settings, "num_bits": 6}))
-    assert torch.equal(reference.dequantize(only(fmt, {**tensors, "weight_packed": data})), values * factor)
 
-    weight, values = float8_weights(8, 64)
-    fmt = find(config("mxfp8-quantized", **{**settings, "num_bits": 8}))
-    expected = torch.tensor(values, dtype=torch.float64) * factor
-    assert torch.equal(reference.dequantize(only(fmt, {"weight": weight, "weight_scale": exponents})), expected)
+@pytest.mark.parametrize("bits", MX)
+def test_mx_formats_are_exact(bits):
+    settings, tensors, weight = mx(bits)
+    assert torch.equal(reference.dequantize(only(find(config(MX[bits], **settings)), tensors)), weight)
 
 
 def test_each_layer_has_the_scheme_of_its_group():

@@ -30,29 +30,38 @@ def weights(n, k, kind="e4m3"):
     return tensor, [[value(code, exponent, mantissa) for code in row] for row in codes]
 
 
-@pytest.mark.parametrize("shape", [(40, 128), (128, 256), (200, 300), (129, 384)])
-@pytest.mark.parametrize("block", [[128, 128], [64, 48], [1, 32], [32, 512]])
-def test_blocks_are_exact_at_the_edges_too(shape, block):
-    (n, k), (rows, columns) = shape, block
+def in_blocks(n, k, rows, columns):
     weight, values = weights(n, k)
     scales = floats(-(-n // rows), -(-k // columns), torch.float32)
-    qt = only(find({**CONFIG, "weight_block_size": block}), {"weight": weight, "weight_scale_inv": scales})
     expected = torch.zeros(n, k, dtype=torch.float64)
     for i in range(n):
         for j in range(k):
             expected[i, j] = values[i][j] * scales[i // rows, j // columns].double()
+    config = {**CONFIG, "weight_block_size": [rows, columns]}
+    return config, {"weight": weight, "weight_scale_inv": scales}, expected
+
+
+@pytest.mark.parametrize("shape", [(40, 128), (128, 256), (200, 300), (129, 384)])
+@pytest.mark.parametrize("block", [[128, 128], [64, 48], [1, 32], [32, 512]])
+def test_blocks_are_exact_at_the_edges_too(shape, block):
+    config, tensors, expected = in_blocks(*shape, *block)
+    qt = only(find(config), tensors)
     assert qt.dtype.name == "float8_e4m3" and torch.equal(reference.dequantize(qt), expected)
+
+
+def in_rows(shape, kind):
+    weight, values = weights(20, 50, kind)
+    scales = floats(20, 1, torch.float32)[: 1 if 20 not in shape else 20].reshape(shape)
+    expected = torch.tensor(values, dtype=torch.float64) * scales.double().reshape(-1, 1)
+    return {"weight": weight, "weight_scale": scales, "input_scale": torch.ones(1)}, expected
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (20, 1), (20,)])
 @pytest.mark.parametrize("kind", ["e4m3", "e5m2"])
 def test_scales_of_a_tensor_or_a_row(shape, kind):
-    weight, values = weights(20, 50, kind)
-    scales = floats(20, 1, torch.float32)[: 1 if 20 not in shape else 20].reshape(shape)
-    tensors = {"weight": weight, "weight_scale": scales, "input_scale": torch.ones(1)}
+    tensors, expected = in_rows(shape, kind)
     for method in ("fp8", "fbgemm_fp8"):
         qt = only(find({**CONFIG, "quant_method": method}), tensors)
-        expected = torch.tensor(values, dtype=torch.float64) * scales.double().reshape(-1, 1)
         assert torch.equal(reference.dequantize(qt), expected)
 
 

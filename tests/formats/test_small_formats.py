@@ -93,7 +93,8 @@ def test_bitnet_refuses_what_it_cannot_be():
 # ---- MXFP4 of GPT-OSS ------------------------------------------------------------------------------------------------
 
 
-def test_mxfp4_experts_are_layers_of_their_own():
+def mxfp4():
+    """``(config, tensors by key, the weights float64 [experts, n, k])``."""
     experts, n, k = 3, 8, 64
     parts = [fp4(n * experts, k)]
     data, values = parts[0][0].view(experts, n, 2, 16), parts[0][1].view(experts, n, k)
@@ -104,13 +105,19 @@ def test_mxfp4_experts_are_layers_of_their_own():
         "l.0.mlp.experts.gate_up_proj_scales": exponents,
         "l.0.mlp.experts.gate_up_proj_bias": torch.zeros(experts, n),
     }
+    factor = [[[2.0 ** (e - 127) for e in row for _ in range(32)] for row in rows] for rows in exponents.tolist()]
+    return config, keys, values * torch.tensor(factor, dtype=torch.float64)
+
+
+def test_mxfp4_experts_are_layers_of_their_own():
+    config, keys, weights = mxfp4()
+    data, exponents = (keys[f"l.0.mlp.experts.gate_up_proj_{role}"] for role in ("blocks", "scales"))
     fmt = find(config)
     layers = fmt.layers(keys)
-    assert [layer.name for layer in layers] == [f"l.0.mlp.experts.{i}.gate_up_proj" for i in range(experts)]
-    for i, layer in enumerate(layers):
+    assert [layer.name for layer in layers] == [f"l.0.mlp.experts.{i}.gate_up_proj" for i in range(3)]
+    for layer, weight in zip(layers, weights):
         qt = fmt.decode(layer, {role: keys[key] for role, key in layer.tensors.items()})
-        factor = torch.tensor([[2.0 ** (e - 127) for e in row for _ in range(32)] for row in exponents[i].tolist()])
-        assert torch.equal(reference.dequantize(qt), values[i] * factor.double())
+        assert torch.equal(reference.dequantize(qt), weight)
     with pytest.raises(FormatError, match=r"blocks must have shape \(3, any, any, 16\), got \(2, 8, 2, 16\)"):
         fmt.decode(layers[0], {"blocks": data[:2], "scales": exponents[:2]})
     with pytest.raises(FormatError, match=r"scales must have shape \(3, 8, 2\)"):
@@ -122,6 +129,18 @@ def test_mxfp4_experts_are_layers_of_their_own():
 # ---- ModelOpt --------------------------------------------------------------------------------------------------------
 
 
+def modelopt(algorithm):
+    if algorithm == "FP8":
+        weight, values = float8_weights(8, 64)
+        factor = float(torch.tensor(0.37, dtype=torch.float32))
+        expected = torch.tensor(values, dtype=torch.float64) * factor
+        return {"weight": weight, "weight_scale": torch.tensor(0.37)}, expected
+    data, values = fp4(8, 64)
+    scales, total = floats(8, 4, torch.float32).abs().to(torch.float8_e4m3fn), torch.tensor(0.37)
+    tensors = {"weight": data, "weight_scale": scales, "weight_scale_2": total, "input_scale": torch.tensor(1.0)}
+    return tensors, values * (scales.float() * total).double().repeat_interleave(16, 1)
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -130,21 +149,16 @@ def test_mxfp4_experts_are_layers_of_their_own():
     ],
 )
 def test_modelopt_nvfp4_multiplies_by_its_global_scale(config):
-    data, values = fp4(8, 64)
-    scales, total = floats(8, 4, torch.float32).abs().to(torch.float8_e4m3fn), torch.tensor(0.37)
-    tensors = {"weight": data, "weight_scale": scales, "weight_scale_2": total, "input_scale": torch.tensor(1.0)}
+    tensors, weight = modelopt("NVFP4")
     qt = only(find(config), tensors)
-    factor = (scales.float() * total).double().repeat_interleave(16, 1)
-    assert torch.equal(reference.dequantize(qt), values * factor)
+    assert torch.equal(reference.dequantize(qt), weight)
     with pytest.raises(FormatError, match=r"weight_scale must have shape \(8, 4\)"):
-        only(find(config), {**tensors, "weight_scale": scales[:, 1:]})
+        only(find(config), {**tensors, "weight_scale": tensors["weight_scale"][:, 1:]})
 
 
 def test_modelopt_fp8_and_what_is_not_read():
-    weight, values = float8_weights(8, 64)
+    tensors, weight = modelopt("FP8")
     config = {"quant_method": "modelopt", "quant_algo": "FP8"}
-    qt = only(find(config), {"weight": weight, "weight_scale": torch.tensor(0.37)})
-    factor = float(torch.tensor(0.37, dtype=torch.float32))
-    assert torch.equal(reference.dequantize(qt), torch.tensor(values, dtype=torch.float64) * factor)
+    assert torch.equal(reference.dequantize(only(find(config), tensors)), weight)
     with pytest.raises(FormatError, match="quant_algo must be one of NVFP4, FP8, got 'W4A8_AWQ'"):
         find({**config, "quant_algo": "W4A8_AWQ"})

@@ -39,10 +39,7 @@ def test_int4_tensor_is_exact(size):
     assert (qt.dtype.name, qt.zero_kind) == ("int4", "min") and torch.equal(reference.dequantize(qt), weight)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("block", [[1, 32], [1, 96], [8, 96]])
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_numbers_in_bytes_are_exact(bits, block, symmetric):
+def in_bytes(bits, block, symmetric):
     n, k, half = 8, 96, 1 << (bits - 1)
     q, shape = table(n, k, -half, half - 1), (n // block[0], k // block[1])
     scale = floats(*shape, torch.float32)
@@ -54,6 +51,14 @@ def test_numbers_in_bytes_are_exact(bits, block, symmetric):
             weight[i, j] = scale[at].double() * (q[i][j] - zero[at[0]][at[1]])
     tensors = {"qdata": torch.tensor(q, dtype=torch.int8), "scale": scale}
     tensors["zero_point"] = torch.tensor(zero, dtype=torch.int8)
+    return tensors, weight
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("block", [[1, 32], [1, 96], [8, 96]])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_numbers_in_bytes_are_exact(bits, block, symmetric):
+    tensors, weight = in_bytes(bits, block, symmetric)
     target = {"_type": "torch.dtype", "_data": f"int{bits}"}
     qt = decoded("IntxUnpackedToInt8Tensor", tensors, block, target_dtype=target)
     assert torch.equal(reference.dequantize(qt), weight)
@@ -61,13 +66,17 @@ def test_numbers_in_bytes_are_exact(bits, block, symmetric):
         assert decoded("Int8Tensor", tensors, block) == qt
 
 
-@pytest.mark.parametrize("block, shape", [([1, 96], (8, 1)), ([8, 96], (1, 1)), ([4, 32], (2, 3))])
-def test_float8_is_exact(block, shape):
+def float8(block):
     weight, values = float8_weights(8, 96)
-    scale = floats(*shape, torch.float32)
+    scale = floats(8 // block[0], 96 // block[1], torch.float32)
     factor = scale.double().repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
-    qt = decoded("Float8Tensor", {"qdata": weight, "scale": scale}, block)
-    assert torch.equal(reference.dequantize(qt), torch.tensor(values, dtype=torch.float64) * factor)
+    return {"qdata": weight, "scale": scale}, torch.tensor(values, dtype=torch.float64) * factor
+
+
+@pytest.mark.parametrize("block", [[1, 96], [8, 96], [4, 32]])
+def test_float8_is_exact(block):
+    tensors, weight = float8(block)
+    assert torch.equal(reference.dequantize(decoded("Float8Tensor", tensors, block)), weight)
 
 
 def test_groups_of_8_give_their_values():
