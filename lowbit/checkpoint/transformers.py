@@ -113,6 +113,8 @@ class LowbitHfQuantizer(HfQuantizer):
                 self._put_experts(name, choice, dtype, settings)
             else:
                 self._put_linear(model, name, choice, dtype)
+        if self.experts:
+            _keep_experts_whole(model)
         self.shapes = {name: p.shape for name, p in model.named_parameters() if name not in self.pending}
         if not self.pre_quantized:
             # Why: the saved config then says by itself what is quantized, whatever a later version would leave alone.
@@ -161,13 +163,6 @@ class LowbitHfQuantizer(HfQuantizer):
         if self.pre_quantized and self.experts and self.quantization_config.settings.experts == "split":
             made = renamings_of_experts(weight_conversions)
         return [*weight_conversions, *made]
-
-    def update_parallel_plan(self, model, plan):
-        asked = getattr(getattr(model.config, "distributed_config", None), "ep_size", None) or 1
-        if self.experts and asked > 1:
-            raise SchemeError(f"quantized experts lie whole in every process: ep_size must be 1, got {asked}")
-        # Why: a quantized mixture is held whole by every process; a plan for its old parameters would halve its sums.
-        _drop_experts(plan, self.experts)
 
     def update_tp_plan(self, config):  # 5.17
         return config
@@ -218,9 +213,18 @@ def _float_layer(layer: Linear, dtype: torch.dtype) -> nn.Module:
     return made.train(layer.training)
 
 
-def _drop_experts(plan: dict, modules: dict) -> None:
-    for key in [key for key in plan if modules and ("experts" in key.split(".") or key.endswith(".gate"))]:
-        del plan[key]
+def _keep_experts_whole(model) -> None:
+    """Take the experts out of a model's plans: every process holds a quantized mixture whole.
+
+    Why: a plan for their old parameters would cut weights on arrival, or add the same sums twice. Raises SchemeError
+    where experts are to lie in different processes.
+    """
+    asked = getattr(model.config, "distributed_config", None)
+    if getattr(asked, "enable_expert_parallel", False) or (getattr(asked, "ep_size", None) or 1) > 1:
+        raise SchemeError("quantized experts lie whole in every process: expert parallelism must be off (ep_size=1)")
+    for plan in (getattr(model, "_tp_plan", None), getattr(model, "_ep_plan", None)):
+        for key in [key for key in plan or () if "experts" in key.split(".") or key.endswith(".gate")]:
+            del plan[key]
 
 
 def register() -> None:
