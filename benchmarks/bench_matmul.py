@@ -58,7 +58,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--deadline", type=float, default=math.inf, help="seconds after which nothing new is begun")
     add("--least-ms", type=float, default=15, help="ms of replays in each of 7 trials (15)")
     # Why: power limits large products, and how long the device had to cool down would decide who is faster.
-    add("--heat-ms", type=float, default=100, help="ms of replays before those of products of 100 rows and more (100)")
+    add("--heat-ms", type=float, default=320, help="ms of replays before those of products of 96 rows and more (320)")
     add("--device", help="folder under benchmarks/results (from the device's name)")
     add("--out", help="result file (benchmarks/results/<device>/matmul_<date>.json); '-' for none")
     add("--dry", action="store_true", help="on the CPU, where the times say nothing: to try the options")
@@ -122,7 +122,7 @@ class Run:
             timing = None
             if not wrong:
                 calls = [lambda call=call, x=x: call(x) for call in ready.calls]
-                heat = self.args.heat_ms if m >= 100 else 0
+                heat = self.args.heat_ms if m >= 96 else 0
                 if self.args.dry:
                     timing = gpu_timing.host_us(calls, self.args.least_ms)
                 else:

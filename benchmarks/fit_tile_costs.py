@@ -53,9 +53,8 @@ def fit(native, tile: int, rows: list) -> np.ndarray:
     off = predict(found, bits, longest, average, in_parts, memory) / us - 1
     steps = ", ".join(f"{step:.2f}f" for step in found[3:])
     start, parts, hot = found[:3]
-    print(
-        f"n{tile}: start {start:.1f}, parts {parts:.1f}, hot {hot:.2f}, step {{{steps}}}; {len(us)} products, off by {off.std():.3f}"
-    )
+    fitted = f"start {start:.1f}, parts {parts:.1f}, hot {hot:.2f}, step {{{steps}}}"
+    print(f"n{tile}: {fitted}; {len(us)} products, off by {off.std():.3f}")
     return found
 
 

@@ -35,12 +35,20 @@ class Quantize(ConversionOps):
                     made |= self._experts(owner, part, choice, tensor)
                 else:
                     made |= self._matrix(owner, choice, tensor.T if choice.kind == "conv1d" else tensor)
+                self._drop_placeholder(owner, part, choice)
             except LowbitError as error:
                 # Why not at once: transformers would catch it and raise an error of its own that names nothing.
                 self.quantizer.failed = self.quantizer.failed or error
             if missing_keys is not None:
                 missing_keys.discard(name)
         return made
+
+    def _drop_placeholder(self, owner: str, part: str, choice: layers.Choice) -> None:
+        # Why now: accelerate dispatches before loading has ended, and has no value to put in its place.
+        if choice.kind == "experts":
+            self.quantizer.experts[owner]._parameters.pop(part, None)
+        else:
+            self.quantizer.layers[owner]._parameters["weight"] = None
 
     def _matrix(self, full: str, choice: layers.Choice, weight) -> dict[str, nn.Parameter]:
         layer, options = self.quantizer.layers[full], choice.matrices[full]
