@@ -1,10 +1,12 @@
-"""Writes docs/accuracy.md: every quantization method at 8, 4, 3 and 2 bits on the checkpoint that ships with lowbit.
+"""Writes docs/accuracy.md: every quantization method at 8, 4, 3 and 2 bits on small models.
 
     python examples/accuracy_table.py --out docs/accuracy.md
+    python examples/accuracy_table.py --checkpoint build/byte_llama_25m --device cuda --out docs/accuracy.md
 
-Ten minutes on one CPU thread. The same model is measured a second time with outliers put in: some gains of every norm
-are multiplied by 30 and the columns that read them are divided by 30, so that the float model computes the same and
-quantizers have the large activations that large models are known for.
+Each run writes the section of one model, by default of the checkpoint that ships with lowbit (ten minutes on one CPU
+thread), and keeps those of others. A checkpoint is what train_byte_llama.py writes. The same model is measured a second
+time with outliers put in: some gains of every norm are multiplied by 30 and the columns that read them are divided by
+30, so that the float model computes the same and quantizers have the large activations that large models are known for.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ import argparse
 import copy
 import datetime
 import os
+import re
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 import lowbit
-from lowbit.commands.corpus import CHECKPOINT, HELD_OUT
+from lowbit.commands.corpus import CHECKPOINT
 from lowbit.commands.evaluation import calibration_tokens, load_causal
 from lowbit.commands.measure import CausalMeter
 from lowbit.commands.progress import Progress
@@ -64,16 +67,17 @@ def quantized(model, dtype: str, method: str, calibration: torch.Tensor):
     return model
 
 
-def measure(size: int, bits: list[int]) -> tuple[dict, list[dict]]:
+def measure(folder: Path, size: int, bits: list[int], device: torch.device) -> tuple[dict, list[dict]]:
     """(facts, rows): a row has dtype, method and, for the plain model and the one with outliers, what quality says."""
-    plain, tokenizer = load_causal(CHECKPOINT, torch.float32)
-    text = HELD_OUT.read_bytes()
+    plain, tokenizer = load_causal(folder, torch.float32)
+    text = (folder / "held_out.txt").read_bytes()
     half = len(text) // 2
     meter = CausalMeter(plain, tokenizer, text[: min(size, half)].decode(errors="ignore"))
     ids = tokenizer(text[half:].decode(errors="ignore"), add_special_tokens=False)["input_ids"]
     calibration = calibration_tokens(ids, plain, seed=SEED)
     loud = copy.deepcopy(plain)
     inject_outliers(loud)
+    plain, loud = plain.to(device), loud.to(device)
     types = [f"{kind}{b}" for b in bits for kind in ("int", "uint")]
     with Progress(2 * meter.steps * (1 + len(types) * len(METHODS))) as progress:
         exact = meter.quality(plain, None, progress)
@@ -87,40 +91,48 @@ def measure(size: int, bits: list[int]) -> tuple[dict, list[dict]]:
                     for model in (plain, loud)
                 ]
                 rows.append({"dtype": dtype, "method": method, "plain": found[0], "outliers": found[1]})
+    linears = [m for m in plain.model.layers.modules() if type(m) is torch.nn.Linear]
     facts = {"bytes": meter.bytes, "exact": exact, "moved": moved, "calibration": tuple(calibration.shape)}
-    return facts, rows
+    facts |= {"parameters": sum(p.numel() for p in plain.parameters()), "linears": len(linears)}
+    where = "CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    return facts | {"hidden": plain.config.hidden_size, "device": where}, rows
 
 
-def page(facts: dict, rows: list[dict]) -> str:
-    """The page as Markdown."""
+HEAD = f"""\
+# Accuracy of the methods
+
+Made by `python examples/accuracy_table.py --out docs/accuracy.md`, one section a run; do not edit.
+
+- **added**: bits a byte above the float model's. **KL**: mean distance of the prediction from the float model's, in
+  bits a token; the less noisy of the two. **same**: how often the most likely byte is the same.
+- **with outliers**: {CHANNELS} gains of each norm are multiplied by {FACTOR} and the columns that read them divided by
+  {FACTOR}. In float the function is the same.
+- `int` is symmetric, `uint` has a zero point, with a fraction under `hqq`. With outliers that costs: no code means 0
+  any more, and the small weights that large activations meet are read up to half a step off.
+- `hadamard + mse`: weights rotated in blocks along K, quantized, rotated back; the kernels do not rotate activations
+  yet. With outliers it is worse: rotated, they meet the rounding errors of all weights of a block.
+
+The models are small and have seen little text: read relations between rows, not what a model of 7 B would lose.
+`lowbit eval` measures any model.
+"""
+
+
+def section(name: str, facts: dict, rows: list[dict]) -> str:
+    """What one model lost, as Markdown."""
     exact, (samples, length) = facts["exact"]["bits_a_byte"], facts["calibration"]
     lines = [
-        "# Accuracy of the methods",
+        f"## {name}: {facts['parameters'] / 1e6:.3g} M parameters",
         "",
-        "Made by `python examples/accuracy_table.py --out docs/accuracy.md`; do not edit. "
         f"{datetime.date.today().isoformat()}, lowbit {lowbit.__version__}, torch {torch.__version__}, "
-        f"transformers {version('transformers')}.",
-        "",
-        "The byte-level Llama of 1.33 M parameters that ships with lowbit, its 28 linear layers quantized in groups of "
-        f"{GROUP}; measured on {facts['bytes']} bytes that it has not seen, at {exact:.4f} bits a byte in float. "
-        f"`gptq` and `awq` are calibrated on {samples} samples of {length} bytes of other unseen text, chosen with "
-        f"seed {SEED}.",
-        "",
-        "- **added**: bits a byte above the float model's. **KL**: mean distance of the prediction from the float "
-        "model's, in bits a token; the less noisy of the two. **same**: how often the most likely byte is the same.",
-        f"- **with outliers**: {CHANNELS} of 192 gains of each norm are multiplied by {FACTOR} and the columns that "
-        f"read them divided by {FACTOR}. In float the function is the same (KL {abs(facts['moved']['kl']):.0e}).",
-        "- `int` is symmetric, `uint` has a zero point, with a fraction under `hqq`. With outliers that costs: no code "
-        "means 0 any more, and the small weights that large activations meet are read up to half a step off.",
-        "- `hadamard + mse`: weights rotated in blocks along K, quantized, rotated back; the kernels do not rotate "
-        "activations yet. With outliers it is worse: rotated, they meet the rounding errors of all weights of a block.",
-        "",
-        "The model is small and has seen little text: read relations between rows, not what a model of 7 B would lose. "
-        "`lowbit eval` measures any model.",
+        f"transformers {version('transformers')}, {facts['device']}. A byte-level Llama, its {facts['linears']} linear "
+        f"layers quantized in groups of {GROUP}; measured on {facts['bytes']} bytes that it has not seen, at "
+        f"{exact:.4f} bits a byte in float. `gptq` and `awq` are calibrated on {samples} samples of {length} bytes of "
+        f"other unseen text, chosen with seed {SEED}. Outliers: {CHANNELS} of {facts['hidden']} gains; in float they "
+        f"cost a KL of {abs(facts['moved']['kl']):.0e}.",
     ]
     bits = list(dict.fromkeys(int(row["dtype"].lstrip("uint")) for row in rows))
     for b in bits:
-        lines += ["", f"## {b} bits", ""]
+        lines += ["", f"### {b} bits", ""]
         lines += [
             "| type | method | added | KL | same | with outliers: added | KL | same |",
             "|---|---|--:|--:|--:|--:|--:|--:|",
@@ -138,14 +150,25 @@ def page(facts: dict, rows: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def merged(old: str, name: str, made: str) -> str:
+    """The page with the section of a model put in its place, or at the end of what the page ``old`` has."""
+    parts = re.split(r"^(?=## )", old, flags=re.MULTILINE)[1:]
+    sections = {part[3:].partition(":")[0]: part for part in parts} | {name: made}
+    return "\n".join(part.strip("\n") + "\n" for part in (HEAD, *sections.values()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the page, which may have other models")
+    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, metavar="FOLDER", help="(default: lowbit's own)")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="(default: %(default)s)")
     parser.add_argument("--bytes", type=int, default=60_000, help="of the held-out text (default: %(default)s)")
     parser.add_argument("--bits", default="8,4,3,2", help="(default: %(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    text = page(*measure(args.bytes, [int(b) for b in args.bits.split(",")]))
+    bits = [int(b) for b in args.bits.split(",")]
+    made = section(args.checkpoint.name, *measure(args.checkpoint, args.bytes, bits, args.device))
+    text = merged(args.out.read_text(encoding="utf-8") if args.out.exists() else "", args.checkpoint.name, made)
     draft = args.out.with_name(f".{args.out.name}.{os.getpid()}")
     draft.write_text(text, encoding="utf-8")
     os.replace(draft, args.out)

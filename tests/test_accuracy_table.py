@@ -43,19 +43,27 @@ def test_outliers_are_large_and_keep_the_function(script):
 
 def test_the_script_makes_its_page(script, tmp_path, monkeypatch):
     target, threads = tmp_path / "page.md", torch.get_num_threads()
+    target.write_text(
+        "# Old\n\n## byte_llama: old rows\n\n| gone |\n\n## other: 9 M parameters\n\n### 8 bits\n\n| kept |\n"
+    )
     monkeypatch.setattr(script, "METHODS", ("rtn", "hadamard + mse"))
     monkeypatch.setattr(sys, "argv", ["x", "--out", str(target), "--bytes", "2000", "--bits", "8"])
     script.main()
     torch.set_num_threads(threads)
     assert list(tmp_path.iterdir()) == [target]
-    rows = re.findall(r"^\| (u?int8) \| (.*?) \| ([+-][\d.]+) \| ([\d.]+) \|", target.read_text(), re.M)
+    text = target.read_text()
+    rows = re.findall(r"^\| (u?int8) \| (.*?) \| ([+-][\d.]+) \| ([\d.]+) \|", text, re.M)
     assert [row[:2] for row in rows] == [(t, m) for t in ("int8", "uint8") for m in ("rtn", "hadamard + mse")]
     assert all(float(row[3]) < 1e-3 for row in rows)
+    assert text.endswith("\n\n## other: 9 M parameters\n\n### 8 bits\n\n| kept |\n"), "another model's section is lost"
+    assert text.startswith(script.HEAD) and "gone" not in text and text.count("## byte_llama: 1.33 M parameters\n") == 1
 
 
-def test_the_committed_page_has_every_method_and_width(script):
-    text = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
-    for method in script.METHODS:
-        for bits in (8, 4, 3, 2):
-            for kind in ("int", "uint"):
-                assert f"| {kind}{bits} | {method} |" in text
+def test_the_committed_page_has_every_method_and_width_of_each_model(script):
+    head, *models = re.split(r"^(?=## )", (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8"), flags=re.M)
+    assert head == script.HEAD + "\n" and models[0].startswith("## byte_llama: 1.33 M parameters\n")
+    for text in models:
+        for method in script.METHODS:
+            for bits in (8, 4, 3, 2):
+                for kind in ("int", "uint"):
+                    assert f"| {kind}{bits} | {method} |" in text
