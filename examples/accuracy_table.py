@@ -1,7 +1,7 @@
 """Writes docs/accuracy.md: every quantization method at 8, 4, 3 and 2 bits on small models.
 
     python examples/accuracy_table.py --out docs/accuracy.md
-    python examples/accuracy_table.py --checkpoint build/byte_llama_25m --device cuda --out docs/accuracy.md
+    python examples/accuracy_table.py --checkpoint build/byte_llama_25m --device cuda --jobs 8 --out docs/accuracy.md
 
 Each run writes the section of one model, by default of the checkpoint that ships with lowbit (ten minutes on one CPU
 thread), and keeps those of others. A checkpoint is what train_byte_llama.py writes. The same model is measured a second
@@ -12,10 +12,14 @@ time with outliers put in: some gains of every norm are multiplied by 30 and the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import datetime
+import multiprocessing
 import os
 import re
+import types
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
@@ -67,35 +71,77 @@ def quantized(model, dtype: str, method: str, calibration: torch.Tensor):
     return model
 
 
-def measure(folder: Path, size: int, bits: list[int], device: torch.device) -> tuple[dict, list[dict]]:
-    """(facts, rows): a row has dtype, method and, for the plain model and the one with outliers, what quality says."""
-    plain, tokenizer = load_causal(folder, torch.float32)
-    text = (folder / "held_out.txt").read_bytes()
-    half = len(text) // 2
-    meter = CausalMeter(plain, tokenizer, text[: min(size, half)].decode(errors="ignore"))
-    ids = tokenizer(text[half:].decode(errors="ignore"), add_special_tokens=False)["input_ids"]
-    calibration = calibration_tokens(ids, plain, seed=SEED)
-    loud = copy.deepcopy(plain)
-    inject_outliers(loud)
-    plain, loud = plain.to(device), loud.to(device)
-    types = [f"{kind}{b}" for b in bits for kind in ("int", "uint")]
-    with Progress(2 * meter.steps * (1 + len(types) * len(METHODS))) as progress:
-        exact = meter.quality(plain, None, progress)
-        moved = meter.quality(loud, plain, progress)
+class Bench:
+    """The float models and the texts that every row is measured with."""
+
+    def __init__(self, folder: Path, size: int, device: torch.device):
+        self.plain, tokenizer = load_causal(folder, torch.float32)
+        text = (folder / "held_out.txt").read_bytes()
+        half = len(text) // 2
+        self.meter = CausalMeter(self.plain, tokenizer, text[: min(size, half)].decode(errors="ignore"))
+        ids = tokenizer(text[half:].decode(errors="ignore"), add_special_tokens=False)["input_ids"]
+        self.calibration = calibration_tokens(ids, self.plain, seed=SEED)
+        self.loud = copy.deepcopy(self.plain)
+        inject_outliers(self.loud)
+        self.plain, self.loud, self.device = self.plain.to(device), self.loud.to(device), device
+        self.exact = self.quality(self.plain, None)  # the first, which the others are held against
+
+    def quality(self, model, reference) -> dict:
+        return self.meter.quality(model, reference, types.SimpleNamespace(step=lambda: None))
+
+    def row(self, dtype: str, method: str) -> dict:
+        """dtype, method and, for the plain model and the one with outliers, what CausalMeter.quality says."""
+        made = {"dtype": dtype, "method": method}
+        for name, model in (("plain", self.plain), ("outliers", self.loud)):
+            made[name] = self.quality(quantized(model, dtype, method, self.calibration), self.plain)
+        return made
+
+    def facts(self) -> dict:
+        """What the page says of the model and the machine."""
+        linears = [m for m in self.plain.model.layers.modules() if type(m) is torch.nn.Linear]
+        return {
+            "bytes": self.meter.bytes,
+            "exact": self.exact,
+            "moved": self.quality(self.loud, self.plain),
+            "calibration": tuple(self.calibration.shape),
+            "parameters": sum(p.numel() for p in self.plain.parameters()),
+            "linears": len(linears),
+            "hidden": self.plain.config.hidden_size,
+            "device": "CPU" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device),
+        }
+
+
+_bench: Bench | None = None
+
+
+def _start(*settings) -> None:
+    global _bench
+    torch.set_num_threads(1)
+    _bench = Bench(*settings)
+
+
+def _row(dtype: str, method: str) -> dict:
+    return _bench.row(dtype, method)
+
+
+def measure(folder: Path, size: int, bits: list[int], device: torch.device, jobs: int = 1) -> tuple[dict, list[dict]]:
+    """(facts, rows) of Bench, the rows by so many processes."""
+    kinds = [(f"{kind}{b}", method) for b in bits for kind in ("int", "uint") for method in METHODS]
+    _start(folder, size, device)
+    with Progress(len(kinds)) as progress, contextlib.ExitStack() as stack:
+        if jobs == 1:
+            made = map(_row, *zip(*kinds))
+        else:
+            # Why spawn: a process that was forked cannot use a GPU that its parent uses.
+            context, settings = multiprocessing.get_context("spawn"), (folder, size, device)
+            pool = ProcessPoolExecutor(jobs, context, _start, settings)
+            made = stack.enter_context(pool).map(_row, *zip(*kinds))
         rows = []
-        for dtype in types:
-            for method in METHODS:
-                progress.start(f"{dtype} {method}")
-                found = [
-                    meter.quality(quantized(model, dtype, method, calibration), plain, progress)
-                    for model in (plain, loud)
-                ]
-                rows.append({"dtype": dtype, "method": method, "plain": found[0], "outliers": found[1]})
-    linears = [m for m in plain.model.layers.modules() if type(m) is torch.nn.Linear]
-    facts = {"bytes": meter.bytes, "exact": exact, "moved": moved, "calibration": tuple(calibration.shape)}
-    facts |= {"parameters": sum(p.numel() for p in plain.parameters()), "linears": len(linears)}
-    where = "CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
-    return facts | {"hidden": plain.config.hidden_size, "device": where}, rows
+        for row in made:
+            rows.append(row)
+            progress.start(f"{row['dtype']} {row['method']}")
+            progress.step()
+    return _bench.facts(), rows
 
 
 HEAD = f"""\
@@ -164,10 +210,10 @@ def main() -> None:
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="(default: %(default)s)")
     parser.add_argument("--bytes", type=int, default=60_000, help="of the held-out text (default: %(default)s)")
     parser.add_argument("--bits", default="8,4,3,2", help="(default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, also on one GPU (default: %(default)s)")
     args = parser.parse_args()
-    torch.set_num_threads(1)
     bits = [int(b) for b in args.bits.split(",")]
-    made = section(args.checkpoint.name, *measure(args.checkpoint, args.bytes, bits, args.device))
+    made = section(args.checkpoint.name, *measure(args.checkpoint, args.bytes, bits, args.device, args.jobs))
     text = merged(args.out.read_text(encoding="utf-8") if args.out.exists() else "", args.checkpoint.name, made)
     draft = args.out.with_name(f".{args.out.name}.{os.getpid()}")
     draft.write_text(text, encoding="utf-8")
