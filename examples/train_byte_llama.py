@@ -183,7 +183,7 @@ def train(size: Size, text: bytes, steps: int, batch: int, seed: int, device: to
         rate = min((step + 1) / warm, 0.5 + 0.5 * math.cos(math.pi * max(0, step - warm) / (steps - warm)))
         window = next(windows).to(device)
         with torch.autocast(device.type, dtype=torch.bfloat16):
-            logits = model(window[:, :-1]).logits
+            logits = model(window[:, :-1], use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
         model.zero_grad(set_to_none=True)
         loss.backward()

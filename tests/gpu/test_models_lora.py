@@ -17,7 +17,7 @@ from .models import DEVICE, IDS, dequantized, layers_of, tiny  # noqa: E402
 pytestmark = needs_kernels
 #: How far a gradient may be from the float64 one, as a share of its norm: 16-bit hidden states are rounded some thirty
 #: times on the way down and up.
-OFF = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 0.12}
+OFF = {torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 0.12}
 
 
 def adapted(model):
