@@ -41,7 +41,7 @@ class InexactError(FormatError):
     """
 
     def __init__(self, message: str, dequantize):
-        super().__init__(f"{message}; to quantize its values anew, name a type with --requantize")
+        super().__init__(f"{message}; `lowbit convert --requantize TYPE` quantizes its values anew")
         self.reason, self.dequantize = message, dequantize
 
 

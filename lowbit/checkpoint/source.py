@@ -58,8 +58,11 @@ class Source:
                 f"the checkpoint folder {folder} does not exist; give a folder with config.json and weights"
             )
         self.config = self._json("config.json")
-        if self.config.get("quantization_config") and not quantized:
-            raise FormatError(f"the checkpoint {folder} is already quantized; give the one it was made from")
+        settings = self.config.get("quantization_config")
+        if settings and not quantized:
+            own = isinstance(settings, dict) and settings.get("quant_method") == "lowbit"
+            other = "" if own else ", or bring it into lowbit's form with `lowbit convert`"
+            raise FormatError(f"the checkpoint {folder} is already quantized; give the one it was made from{other}")
         listed = self._listed()
         self.shards = sorted(set(listed.values())) if listed else [self._single()]
         missing = [name for name in self.shards if not (self.folder / name).is_file()]

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -153,6 +154,18 @@ def test_what_cannot_be_exact_needs_to_be_asked_for(tmp_path):
     made, _ = read(tmp_path / "dst")
     for name, weight in weights.items():
         assert made[name] == lowbit.quantize(weight.float(), "int8", group_size=32, method="rtn")
+
+
+def test_the_command_that_the_error_names_does_it(tmp_path, capsys):
+    folder(tmp_path / "src", size=8)
+    command = ["convert", str(tmp_path / "src"), str(tmp_path / "dst")]
+    assert main(command) == 2
+    named = re.search(r"`lowbit (\w+) (--\w+) TYPE`", capsys.readouterr().err)
+    assert main([named[1], *command[1:], named[2], "int8", "--group-size", "32"]) == 0
+    assert "3 quantized anew" in capsys.readouterr().out
+    # `lowbit quantize` has no such option, and says where one is needed
+    assert main(["quantize", *command[1:2], str(tmp_path / "x")]) == 2
+    assert "is already quantized; " in (said := capsys.readouterr().err) and "`lowbit convert`" in said
 
 
 def test_old_configs_beside_config_json_count(tmp_path):

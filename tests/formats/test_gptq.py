@@ -116,7 +116,7 @@ def test_a_group_order_that_is_not_even_asks_for_requantize():
 
 def test_groups_smaller_than_16_give_their_values_to_requantize():
     config, tensors, weight = checkpoint(4, size=8)
-    with pytest.raises(InexactError, match="got 8; to quantize its values anew") as caught:
+    with pytest.raises(InexactError, match="got 8; `lowbit convert --requantize TYPE` quantizes") as caught:
         only(find(config), tensors)
     assert torch.equal(caught.value.dequantize().double(), weight)
 
