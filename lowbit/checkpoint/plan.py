@@ -109,7 +109,8 @@ def _job(source: Source, key: str, name: str, chosen: dict[str, layers.Choice]) 
         if last not in layers.parts_of(module.has_gate, "fused") or f"{owner}.0.{last}" not in choice.matrices:
             return None
         _expect_shape(key, stored, tuple(module._parameters[last].shape))
-        before = key.rpartition(".")[0]
+        # Why: another name on disk is of the whole stack, and says nothing to whoever loads the parts.
+        before = key.rpartition(".")[0] if key.endswith(f".{owner.rpartition('.')[2]}.{last}") else owner
         outputs = [(f"{before}.{i}.{last}", dict(choice.matrices[f"{owner}.{i}.{last}"]), i) for i in range(count)]
         return Job(module.is_transposed, outputs)
     if last != "weight":

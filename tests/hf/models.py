@@ -37,6 +37,12 @@ def small(kind: str, dtype=torch.float32, **changes):
                 intermediate_size=48, num_local_experts=4, num_experts_per_tok=2, **common,
             )
         ),
+        "granitemoe": lambda: transformers.GraniteMoeForCausalLM(
+            transformers.GraniteMoeConfig(
+                hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                intermediate_size=96, num_local_experts=4, num_experts_per_tok=2, **common,
+            )
+        ),
         "bert": lambda: transformers.BertModel(
             transformers.BertConfig(
                 vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96

@@ -14,7 +14,7 @@ from lowbit import LowbitConfig, SchemeError
 
 from .models import TOKENS, rounded, small
 
-KINDS = ("qwen3_moe", "mixtral", "gpt_oss")
+KINDS = ("qwen3_moe", "mixtral", "gpt_oss", "granitemoe")
 OPTIONS = {"group_size": 32, "method": "rtn"}
 
 
