@@ -6,8 +6,8 @@ position embeddings): memory grows with the calibration tokens, not with the dep
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 
 from ..errors import SchemeError
 from ..quantizers import Moments
+from .calls import moved, same
 from .decoder import find_blocks, whole_pass
 
 _TOKENS_AT_ONCE = 4096
@@ -22,7 +23,7 @@ _TOKENS_AT_ONCE = 4096
 _CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
 
 
-class _Reached(Exception):
+class Reached(Exception):
     """Ends a forward pass whose rest nobody needs."""
 
 
@@ -30,12 +31,13 @@ class _Reached(Exception):
 class Readers:
     """nn.Linear modules of a block that read the same tensor; ``norm`` is the module that made it, if that is known.
 
-    calls: how often the first of them runs in one pass (0: never, for example an expert that no token chose).
+    calls: how often the first of them runs in one pass (0: never). experts: in place of linears, a mixture's experts.
     """
 
     linears: list[nn.Linear]
     norm: nn.Module | None = None
     calls: int = 1
+    experts: nn.Module | None = None
 
 
 class Blocks:
@@ -43,26 +45,25 @@ class Blocks:
 
     def __init__(self, model: nn.Module, tokens: torch.Tensor):
         self.model, self.modules = model, find_blocks(model)
-        device = next(model.parameters()).device
+        # Why not the first: a model whose weights are read block by block has the others on meta.
+        device = next(p.device for p in model.parameters() if p.device.type != "meta")
         self.batches = tokens.to(device).split(max(1, _TOKENS_AT_ONCE // tokens.shape[1]))
         self.hidden: list[torch.Tensor] = []
         self._calls: list[list[tuple]] = []  # [batch][block]: (further arguments, keywords)
-        form = None
+        self._form = None  # makes a block's result of hidden states
         for batch in self.batches:
-            form = self._capture(batch, form)
+            self._capture(batch)
 
-    def _capture(self, batch: torch.Tensor, form):
+    def _capture(self, batch: torch.Tensor) -> None:
         """One pass in which every block only notes how it is called. Only the first block runs, and only once.
 
-        Why all blocks: some models give each its own mask or positions. ``form`` makes a block's result of its input.
+        Why all blocks: some models give each its own mask or positions.
         """
         calls: list[tuple] = []
-        forwards = [block.forward for block in self.modules]
-        instance = [block.__dict__.get("forward") for block in self.modules]
+        first = self.modules[0].forward
 
         def noting(index: int):
             def forward(*args, **kwargs):
-                nonlocal form
                 named = not args
                 hidden, rest = (kwargs.pop("hidden_states", None), ()) if named else (args[0], args[1:])
                 if not isinstance(hidden, torch.Tensor):
@@ -74,34 +75,35 @@ class Blocks:
                     options["use_cache"] = False
                 calls.append(self._shared(len(calls), (named, rest, options)))
                 if len(calls) == len(self.modules):
-                    raise _Reached
-                if form is None:
-                    result = (
-                        forwards[0](hidden, *rest, **options)
-                        if not named
-                        else forwards[0](hidden_states=hidden, **options)
-                    )
-                    form = (lambda h: (h, *result[1:])) if isinstance(result, tuple) else (lambda h: h)
-                return form(hidden)
+                    raise Reached
+                if self._form is None:
+                    result = first(hidden_states=hidden, **options) if named else first(hidden, *rest, **options)
+                    others = result[1:] if isinstance(result, tuple) else None
+                    self._form = (lambda h: h) if others is None else (lambda h: (h, *others))
+                return self._form(hidden)
 
             return forward
 
-        try:
-            for index, block in enumerate(self.modules):
-                block.forward = noting(index)
+        with self._forwards([noting(index) for index in range(len(self.modules))]), suppress(Reached):
             whole_pass(self.model, batch)
-        except _Reached:
-            pass
+        if len(calls) != len(self.modules):
+            raise SchemeError(f"calibration expected each of {len(self.modules)} blocks to run once, {len(calls)} did")
+        self._calls.append(calls)
+
+    @contextmanager
+    def _forwards(self, forwards: list) -> Iterator[None]:
+        """While this is open, blocks do something else."""
+        before = [block.__dict__.get("forward") for block in self.modules]
+        try:
+            for block, forward in zip(self.modules, forwards):
+                block.forward = forward
+            yield
         finally:
-            for block, forward in zip(self.modules, instance):
+            for block, forward in zip(self.modules, before):
                 if forward is None:
                     del block.forward
                 else:
                     block.forward = forward
-        if len(calls) != len(self.modules):
-            raise SchemeError(f"calibration expected each of {len(self.modules)} blocks to run once, {len(calls)} did")
-        self._calls.append(calls)
-        return form
 
     def _shared(self, index: int, call: tuple) -> tuple:
         """The call, with tensors of the batch before in place of equal ones."""
@@ -109,14 +111,14 @@ class Blocks:
             return call
         named, rest, options = call
         _, before, known = self._calls[-1][index]
-        rest = tuple(_same(new, old) for new, old in zip(rest, before))
-        return named, rest, {key: _same(value, known.get(key)) for key, value in options.items()}
+        rest = tuple(same(new, old) for new, old in zip(rest, before))
+        return named, rest, {key: same(value, known.get(key)) for key, value in options.items()}
 
     def run(self, index: int, batch: int) -> torch.Tensor:
         """The output of a block for the hidden states of a batch."""
         block = self.modules[index]
         device = next(block.parameters()).device
-        named, rest, options = _moved(self._calls[batch][index], device)
+        named, rest, options = moved(self._calls[batch][index], device)
         hidden = self.hidden[batch].to(device)
         result = block(hidden_states=hidden, **options) if named else block(hidden, *rest, **options)
         return result[0] if isinstance(result, tuple) else result
@@ -126,24 +128,44 @@ class Blocks:
         for batch in range(len(self.hidden)):
             self.hidden[batch] = self.run(index, batch)
 
-    def readers(self, index: int) -> list[Readers]:
-        """The nn.Linear modules of a block, those that read the same tensor together, in the order they run."""
-        block, groups, calls, made = self.modules[index], {}, {}, {}
+    def around(self, linear: nn.Linear, stop: bool) -> Moments:
+        """The moments of what a layer outside the blocks reads, when all blocks are advanced. stop: once is enough.
+
+        One pass of the model for each batch, in which the last hidden states stand for what the blocks make.
+        """
+        with recording(linear, stop=stop) as moments:
+            for batch, hidden in zip(self.batches, self.hidden):
+                made = [lambda *_, hidden=hidden, **__: self._form(hidden)] * len(self.modules)
+                with self._forwards(made), suppress(Reached):
+                    whole_pass(self.model, batch)
+        return moments
+
+    def readers(self, index: int, experts: Collection[nn.Module] = ()) -> list[Readers]:
+        """The nn.Linear modules of a block, those that read the same tensor together, in the order they run.
+
+        experts: modules that come as a group of their own. Layers that read what they read get no norm: it can't be
+        changed for the layers alone.
+        """
+        block, groups, calls, made, routed = self.modules[index], {}, {}, {}, set()
         held = []  # Why: as long as all tensors live, no two share an address.
 
         def reads(module, args, kwargs):
-            x = args[0] if args else kwargs["input"]
+            x = args[0] if args else next(iter(kwargs.values()))
             held.append(x)
             calls[module] = calls.get(module, 0) + 1
             if calls[module] == 1:
-                groups.setdefault((x.data_ptr(), x.numel()), []).append(module)
+                key = (x.data_ptr(), x.numel())
+                if module in experts:
+                    routed.add(key)
+                    key = module
+                groups.setdefault(key, []).append(module)
 
         def makes(module, args, output):
             if isinstance(output, torch.Tensor):
                 held.append(output)
                 made[output.data_ptr(), output.numel()] = module
 
-        linears = [m for m in block.modules() if type(m) is nn.Linear]
+        linears = [m for m in block.modules() if type(m) is nn.Linear or m in experts]
         norms = [m for m in block.modules() if _is_norm(m)]
         handles = [m.register_forward_pre_hook(reads, with_kwargs=True) for m in linears]
         handles += [m.register_forward_hook(makes) for m in norms]
@@ -154,21 +176,23 @@ class Blocks:
                 handle.remove()
         found = []
         for key, group in groups.items():
+            if key in experts:
+                found.append(Readers([], None, calls[key], key))
+                continue
             alone = [m for m in group if calls[m] > 1]  # it also reads other tensors
             together = [m for m in group if calls[m] == 1]
-            found += [Readers(together, made.get(key))] if together else []
+            found += [Readers(together, None if key in routed else made.get(key))] if together else []
             found += [Readers([m], None, calls[m]) for m in alone]
-        return found + [Readers([m], None, 0) for m in linears if m not in calls]
+        found += [Readers([], None, 0, m) for m in linears if m in experts and m not in calls]
+        return found + [Readers([m], None, 0) for m in linears if m not in experts and m not in calls]
 
     def moments(self, index: int, group: Readers) -> Moments:
         """The moments of what a group of layers reads, over all batches."""
         first = group.linears[0]
         with recording(first, stop=group.calls == 1) as moments:
             for batch in range(len(self.hidden)):
-                try:
+                with suppress(Reached):
                     self.run(index, batch)
-                except _Reached:
-                    pass
         return moments
 
 
@@ -180,7 +204,7 @@ def recording(linear: nn.Linear, stop: bool = False) -> Iterator[Moments]:
     def reads(module, args, kwargs):
         moments.add(args[0] if args else kwargs["input"])
         if stop:
-            raise _Reached
+            raise Reached
 
     handle = linear.register_forward_pre_hook(reads, with_kwargs=True)
     try:
@@ -192,23 +216,3 @@ def recording(linear: nn.Linear, stop: bool = False) -> Iterator[Moments]:
 def _is_norm(module: nn.Module) -> bool:
     weight = module._parameters.get("weight")
     return weight is not None and weight.dim() == 1 and not module._modules
-
-
-def _same(new, old):
-    """old where both hold the same numbers, so that the other can be freed."""
-    if isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor):
-        same = new.shape == old.shape and new.dtype == old.dtype and new.device == old.device
-        return old if new is old or (same and torch.equal(new, old)) else new
-    if isinstance(new, tuple) and isinstance(old, tuple) and len(new) == len(old):
-        return tuple(_same(a, b) for a, b in zip(new, old))
-    return new
-
-
-def _moved(value, device):
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, tuple):
-        return tuple(_moved(part, device) for part in value)
-    if isinstance(value, dict):
-        return {key: _moved(part, device) for key, part in value.items()}
-    return value

@@ -13,7 +13,7 @@ quantizes step by step like GPTQ, with clipping.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import nn
@@ -22,12 +22,25 @@ from ..errors import LowbitError
 from ..nn import Linear
 from ..quantizers import CALIBRATED, Moments, clip, gptq, quantize
 from ..quantizers.rule import checked_weight, expect_finite
-from .blocks import Blocks, Readers, recording
-from .decoder import checked_tokens, whole_pass
+from .blocks import Blocks, Readers
+from .decoder import checked_tokens, find_blocks
 from .folding import fold_scales
 
 #: A layer to quantize, all its full names, its settings.
 Chosen = tuple[nn.Linear, list[str], dict]
+
+
+class Resident:
+    """A model that is in memory whole. Another kind reads the weights of modules when they are entered, and takes what
+    became of them when they are done; what it took can't be set back (``keeps``)."""
+
+    keeps = True
+
+    def enter(self, modules: Iterable[nn.Module]) -> None:
+        """These modules, without what lies inside them, will run."""
+
+    def done(self, modules: Iterable[nn.Module], made: list[tuple], moved: list[nn.Parameter]) -> None:
+        """These modules will not run again. made: (layer, names, training flag); moved: changed float parameters."""
 
 
 def quantize_calibrated(
@@ -37,28 +50,36 @@ def quantize_calibrated(
     *,
     prepare: bool = True,
     progress: Callable[[int, int, str], None] | None = None,
+    parts: Resident | None = None,
+    mixtures: Mapping | None = None,
 ) -> nn.Module:
     """Replace the chosen layers of a causal language model, in place: all, or on an error none.
 
     calibration: token ids ``[samples, length]``, without padding. Layers outside the decoder blocks come last, with
-    moments from one pass of the whole model. A layer that no token reaches is quantized with "mse", with a warning.
-    Memory beside the model: its quantized layers, the hidden states of all calibration tokens, one matrix of moments.
-    Raises LowbitError with the layer's name.
+    moments of what they read when the blocks are quantized. A layer that no token reaches is quantized with "mse", with
+    a warning. parts: where the weights are, by default in the model. mixtures: modules of experts ->
+    :class:`~lowbit.checkpoint.calibrate_experts.Mixture`. Memory beside the parts that are entered: their quantized
+    layers, the hidden states of all calibration tokens, one matrix of moments. Raises LowbitError with the layer's
+    name.
     """
-    tokens = checked_tokens(model, calibration)
+    tokens, parts = checked_tokens(model, calibration), parts or Resident()
     modes = [(module, module.training) for module in model.modules()]
-    work = _Work(model, chosen, dict(modes), prepare, progress)
-    for linear, _, _ in chosen:
+    work = _Work(model, chosen, dict(modes), prepare, progress, parts, mixtures or {})
+    for linear, _, _ in chosen if parts.keeps else ():
         # Why not linear.weight: one that is made anew in every pass cannot be changed.
         own = linear._parameters.get("weight")
         work.named(linear, lambda own=own: expect_finite(checked_weight(own)))
     try:
         with torch.no_grad():
             model.eval()
+            modules = find_blocks(model)
+            inside, head = {*modules.modules()}, work.head
+            parts.enter(m for m in model.modules() if m not in inside and m is not head)
+            parts.enter(modules[0].modules())
             blocks = Blocks(model, tokens)
-            for index in range(len(blocks.modules)):
-                work.block(blocks, index, last=index + 1 == len(blocks.modules))
-            work.rest(blocks.batches)
+            for index in range(len(modules)):
+                work.block(blocks, index, last=index + 1 == len(modules))
+            work.rest(blocks)
     except BaseException:
         work.undo()
         raise
@@ -72,29 +93,47 @@ def quantize_calibrated(
 class _Work:
     """The layers still to be quantized, and how to set back what was changed."""
 
-    def __init__(self, model, chosen: list[Chosen], modes, prepare: bool, progress):
+    def __init__(self, model, chosen: list[Chosen], modes, prepare: bool, progress, parts: Resident, mixtures):
         self.model, self.modes, self.prepare, self.progress = model, modes, prepare, progress
+        self.parts, self.mixtures = parts, dict(mixtures)
         self.left = {linear: (names, options) for linear, names, options in chosen}
-        self.total, self.changes, self.made = len(chosen), [], []
-        owners: dict[int, int] = {}
-        for module in model.modules():
-            for parameter in module._parameters.values():
-                owners[id(parameter)] = owners.get(id(parameter), 0) + 1
-        self.shared = {key for key, count in owners.items() if count > 1}
+        self.total = len(chosen) + sum(len(mixture.choice.matrices) for mixture in self.mixtures.values())
+        self.count, self.changes, self.made, self.moved = 0, [], [], []
+        self.head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
 
     def block(self, blocks: Blocks, index: int, last: bool) -> None:
         """Quantize the layers of one block, and let the hidden states pass it."""
-        if any(linear in self.left for linear in blocks.modules[index].modules()):
-            groups = blocks.readers(index)
+        modules = [*blocks.modules[index].modules()]
+        self.parts.enter(modules)
+        if any(module in self.left or module in self.mixtures for module in modules):
+            groups, shared = blocks.readers(index, self.mixtures), self._shared()
             for group in groups:
                 awq = {m: self.left[m][1] for m in group.linears if self._method(m) == "awq"}
                 if awq:
-                    fold = (blocks, index, group, awq, self._set_data, self.shared)
+                    fold = (blocks, index, group, awq, self._set_data, shared)
                     self.named(next(iter(awq)), lambda fold=fold: fold_scales(*fold))
             for group in groups:
-                self._step(blocks, index, group)
-        if not last:
+                if group.experts is None:
+                    self._step(blocks, index, group)
+                else:
+                    mixture = self.mixtures.pop(group.experts)
+                    for layer, name in mixture.quantize(blocks, index, group):
+                        self._note(layer, [name], layer.training)
+        if not last or any(self._method(linear) in CALIBRATED for linear in self.left):
             blocks.advance(index)
+        self._done({**dict.fromkeys(modules), **dict.fromkeys(blocks.modules[index].modules())})
+
+    def _shared(self) -> set[int]:
+        owners: dict[int, int] = {}
+        for module in self.model.modules():
+            for parameter in module._parameters.values():
+                owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+        return {key for key, count in owners.items() if count > 1}
+
+    def _done(self, modules: Iterable[nn.Module]) -> None:
+        self.parts.done(modules, self.made, self.moved)
+        if not self.parts.keeps:
+            self.made, self.moved = [], []
 
     def _step(self, blocks: Blocks, index: int, group: Readers) -> None:
         todo = [linear for linear in group.linears if linear in self.left]
@@ -104,16 +143,14 @@ class _Work:
         for linear in todo:
             self._replace(linear, moments)
 
-    def rest(self, batches) -> None:
+    def rest(self, blocks: Blocks) -> None:
         """Quantize the layers outside the blocks."""
-        calibrated = [linear for linear in self.left if self._method(linear) in CALIBRATED]
-        for linear in calibrated:
-            with recording(linear) as moments:
-                for batch in batches:
-                    whole_pass(self.model, batch)
-            self._replace(linear, moments)
-        for linear in list(self.left):
-            self._replace(linear, None)
+        outside = list(self.left)
+        self.parts.enter(outside)
+        for linear in sorted(outside, key=lambda linear: self._method(linear) not in CALIBRATED):
+            calibrated = self._method(linear) in CALIBRATED
+            self._replace(linear, blocks.around(linear, stop=linear is self.head) if calibrated else None)
+        self._done([*outside, *(layer for layer, _, _ in self.made)])
 
     def _method(self, linear) -> str | None:
         return self.left[linear][1]["method"] if linear in self.left else None
@@ -131,32 +168,29 @@ class _Work:
         for name in names:
             parent, _, last = name.rpartition(".")
             modules = self.model.get_submodule(parent)._modules
-            self.changes.append(lambda modules=modules, last=last: modules.__setitem__(last, linear))
+            if self.parts.keeps:
+                self.changes.append(lambda modules=modules, last=last: modules.__setitem__(last, linear))
             modules[last] = layer
-        self.made.append((layer, names, self.modes[linear]))
+        self._note(layer, names, self.modes[linear])
+
+    def _note(self, layer: Linear, names: list[str], mode: bool) -> None:
+        self.made.append((layer, names, mode))
+        self.count += 1
         if self.progress is not None:
-            self.progress(len(self.made), self.total, names[0])
+            self.progress(self.count, self.total, names[0])
 
     def _quantized(self, linear: nn.Linear, moments: Moments | None) -> Linear:
-        options = {**self.left[linear][1]}
-        method, act = options.pop("method"), options.pop("act")
-        if method in CALIBRATED and (moments is None or not moments.tokens):
-            warnings.warn(
-                f"{self.left[linear][0][0]} read no calibration token: it is quantized with 'mse'", stacklevel=2
-            )
-            method = "mse"
-        if method == "gptq":
-            qt = gptq(linear.weight, moments.second, **options)
-        elif method == "awq":
-            qt = clip(linear.weight, moments.second, **options)
-        else:
-            qt = quantize(linear.weight, method=method, **options)
-        # Why packed in any case: the blocks that follow are calibrated on what this layer makes.
-        return Linear.from_quant_tensor(qt, linear.bias, dtype=linear.weight.dtype, act=act)
+        names, options = self.left[linear]
+        if options["method"] in CALIBRATED and (moments is None or not moments.tokens):
+            warnings.warn(f"{names[0]} read no calibration token: it is quantized with 'mse'", stacklevel=2)
+            options = options | {"method": "mse"}
+        return quantized_layer(linear.weight, linear.bias, moments, options)
 
     def _set_data(self, parameter: nn.Parameter, data: torch.Tensor) -> None:
-        old = parameter.data
-        self.changes.append(lambda: setattr(parameter, "data", old))
+        if self.parts.keeps:
+            old = parameter.data
+            self.changes.append(lambda: setattr(parameter, "data", old))
+        self.moved.append(parameter)
         parameter.data = data
 
     def undo(self) -> None:
@@ -174,3 +208,15 @@ class _Work:
                     parent, _, last = name.rpartition(".")
                     self.model.get_submodule(parent)._modules[last] = layer
             layer.train(mode)
+
+
+def quantized_layer(weight: torch.Tensor, bias: torch.Tensor | None, moments: Moments | None, options: dict) -> Linear:
+    """A packed layer for a float weight ``[N, K]``; moments of what it reads, for the methods that need them."""
+    options = dict(options)
+    method, act = options.pop("method"), options.pop("act")
+    if method in CALIBRATED:
+        qt = {"gptq": gptq, "awq": clip}[method](weight, moments.second, **options)
+    else:
+        qt = quantize(weight, method=method, **options)
+    # Why packed in any case: the blocks that follow are calibrated on what this layer makes.
+    return Linear.from_quant_tensor(qt, bias, dtype=weight.dtype, act=act)

@@ -1,19 +1,26 @@
-"""Calibrated methods for quantize_checkpoint: the model of a checkpoint, quantized in memory, as tensors to write."""
+"""Calibrated methods for quantize_checkpoint: a checkpoint quantized block by block, as tensors to write."""
 
 from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
 
 import torch
 
 from ..convert_model import OPTIONS
-from ..errors import FormatError, LowbitError, SchemeError
+from ..errors import LowbitError, SchemeError
 from ..quantizers import CALIBRATED
-from ..tensor import QuantTensor
+from ..quantizers.rule import expect_finite
 from . import layers
 from .calibrate import quantize_calibrated
-from .names import in_model
+from .calibrate_experts import Mixture, warn_starved
+from .native import describe
 from .plan import Plan
+from .safetensors_file import Later, Reader, write
 from .settings import Settings
 from .source import Source
+from .streamed import Streamed
 
 
 def reads_calibration(settings: Settings) -> str | None:
@@ -23,65 +30,124 @@ def reads_calibration(settings: Settings) -> str | None:
 
 
 class CalibratedModel:
-    """The quantized model, whose tensors are asked for by their names on disk.
+    """The weights of a checkpoint, quantized with calibration, which are asked for by their names on disk.
 
-    The whole float model is in memory, and quantized one decoder block after the other (calibrate.py). Raises
-    SchemeError for layers that are no nn.Linear and for scales of another type than their weights, LowbitError with the
-    layer's name where a weight can't be quantized.
+    One decoder block is in memory at a time (streamed.py), beside the embeddings and what the calibration tokens make
+    between two blocks; what became of it lies in ``folder``, one file a block, until the end. A context manager.
+    Raises SchemeError for scales of another type than their weights, LowbitError with the layer's name where a weight
+    can't be quantized.
     """
 
-    def __init__(self, source: Source, plan: Plan, calibration, device, progress=None):
+    keeps = False  # of calibrate.Resident: what is done can't be set back
+
+    def __init__(self, source: Source, plan: Plan, folder: Path, device):
         if plan.untie:
             raise SchemeError(
                 "a tied output layer can't be quantized by a method that needs calibration; use hqq or mse"
             )
-        model = _float_model(source).to(device)
-        names = in_model(model, source.tensors)
-        chosen, _ = layers.choose(model, plan.settings)
+        self.plan, self.folder = plan, folder
+        self.streamed = Streamed(source, device)
+        self._files = contextlib.ExitStack()
+        self._files.enter_context(self.streamed)
+        self._entries: dict[str, dict] = {}
+        self._held: dict[str, Reader] = {}
+        self._on_disk = {name: key for key, name in self.streamed.names.items()}
+        self._stems = {}
+        for key, job in plan.jobs.items():
+            owner, _, last = self.streamed.names[key].rpartition(".")
+            for stem, _, expert in job.outputs:
+                self._stems[owner if expert is None else f"{owner}.{expert}.{last}"] = stem
+
+    def __enter__(self) -> CalibratedModel:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._files.close()
+
+    def quantize(self, calibration: torch.Tensor, progress=None) -> None:
+        """Do the work. progress: called with (layers done, layers in all, name)."""
+        model, settings = self.streamed.model, self.plan.settings
+        chosen, _ = layers.choose(model, settings)
         for name, choice in chosen.items():
-            if choice.kind != "linear":
-                raise SchemeError(
-                    f"{name} is no nn.Linear, which methods that need calibration are for; name it in skip or use hqq"
-                )
-            expected = "bfloat16" if choice.module.weight.dtype == torch.bfloat16 else "float16"
-            if choice.matrices[name]["scale_dtype"] not in (None, expected):
+            self._check_scales(name, choice)
+        for key, job in self.plan.jobs.items():
+            for stem, _, expert in job.outputs:
+                _expect_finite(stem, self.streamed.read(key, expert))
+        work, mixtures = [], {}
+        for name, choice in chosen.items():
+            if choice.kind == "experts":
+                mixtures[choice.module] = Mixture(name, choice, settings.experts)
+            else:
+                options = {option: choice.matrices[name][option] for option in OPTIONS}
+                work.append((choice.module, [name], options))
+        quantize_calibrated(model, work, calibration, progress=progress, parts=self, mixtures=mixtures)
+        warn_starved(mixtures.values())
+
+    def quantized(self, stem: str) -> tuple[dict[str, Later], dict]:
+        """What a file holds for a layer, as :func:`~lowbit.checkpoint.native.describe` gives it."""
+        entry = self._entries[stem]
+        names = (f"{stem}.{short}" for short in entry["tensors"])
+        return {name: self._later(name) for name in names}, entry
+
+    def kept(self, name: str) -> Later | None:
+        """A float tensor that calibration changed, which AWQ does; None for one that is as it was."""
+        return self._later(name) if name in self._held else None
+
+    def remove(self) -> None:
+        """Remove the files of the blocks, when all has been read from them."""
+        self._files.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ---- what quantize_calibrated calls ------------------------------------------------------------------------------
+
+    def enter(self, modules) -> None:
+        self.streamed.enter(modules)
+
+    def done(self, modules, made: list[tuple], moved: list[torch.nn.Parameter]) -> None:
+        tensors = {}
+        for layer, (name, *_), _ in made:
+            stem = self._stems[name]
+            part, self._entries[stem] = describe(stem, layer.quant_tensor().cpu().validate(stem))
+            tensors |= part
+        changed = {id(parameter) for parameter in moved}
+        for prefix, module in self.streamed.model.named_modules() if moved else ():
+            for local, parameter in module._parameters.items():
+                if id(parameter) in changed:
+                    turned = local == "weight" and prefix in self.streamed.transposed
+                    tensor = parameter.detach().T if turned else parameter.detach()
+                    tensors[self._on_disk[f"{prefix}.{local}"]] = tensor.cpu()
+        self.streamed.leave(modules)
+        if tensors:
+            self.folder.mkdir(exist_ok=True)
+            path = self.folder / f"{len(list(self.folder.iterdir()))}.safetensors"
+            write(path, tensors, {})
+            reader = self._files.enter_context(Reader(path))
+            self._held |= dict.fromkeys(tensors, reader)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _later(self, name: str) -> Later:
+        reader = self._held[name]
+        dtype, shape, _, _ = reader.entries[name]
+        return Later(dtype, tuple(shape), lambda: reader.read(name))
+
+    def _check_scales(self, name: str, choice: layers.Choice) -> None:
+        weight = choice.module._parameters["down_proj" if choice.kind == "experts" else "weight"]
+        expected = "bfloat16" if weight.dtype == torch.bfloat16 else "float16"
+        for options in choice.matrices.values():
+            if options["scale_dtype"] not in (None, expected):
                 raise SchemeError(
                     f"{name}: methods that need calibration give scales the weight's type: expected scale_dtype "
-                    f"{expected}, got {choice.matrices[name]['scale_dtype']}"
+                    f"{expected}, got {options['scale_dtype']}"
                 )
-        merged = [key for key, (_, alone) in names.items() if not alone]
-        if merged:
-            raise SchemeError(
-                f"{merged[0]} lies otherwise in the model than on disk; use hqq or mse for this checkpoint"
-            )
-        work = [
-            (choice.module, [name], {option: choice.matrices[name][option] for option in OPTIONS})
-            for name, choice in chosen.items()
-        ]
-        quantize_calibrated(model, work, calibration, prepare=False, progress=progress)
-        self.model, self.names = model, {key: name for key, (name, _) in names.items()}
-        self.tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
-
-    def quantized(self, stem: str) -> QuantTensor:
-        """The weight of a layer, on the CPU."""
-        name = self.names[f"{stem}.weight"].removesuffix(".weight")
-        return self.model.get_submodule(name).quant_tensor().cpu()
-
-    def kept(self, name: str) -> torch.Tensor | None:
-        """A tensor that is not quantized, on the CPU; None where the model has none. AWQ changes float weights too."""
-        found = self.tensors.get(self.names.get(name, ""))
-        return None if found is None else found.detach().cpu()
 
 
-def _float_model(source: Source):
-    import transformers
-
-    cls = getattr(transformers, source.config["architectures"][0])
+def _expect_finite(stem: str, weight: torch.Tensor) -> None:
+    # Why before the work: a weight that can't be quantized should be known before an hour of it.
     try:
-        return cls.from_pretrained(source.folder, dtype="auto", local_files_only=True).eval()
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FormatError(f"{source.folder} can't be loaded: {reason}") from error
+        expect_finite(weight)
+    except LowbitError as error:
+        raise type(error)(f"{stem}: {error}") from error
 
 
 def checked_calibration(method: str | None, calibration) -> None:

@@ -30,21 +30,23 @@ class _Experts:
                 continue
             expert = getattr(self, str(index))
             token, place = torch.where(top_k_index == index)
-            x = self._first(expert, index, hidden_states[token])
-            x = expert.down_proj(self._apply_gate(x) if self.has_gate else self.act_fn(x))
+            x = expert.down_proj(self.lowbit_middle(index, hidden_states[token]))
             if self.has_bias:
                 x = x + self.down_proj_bias[index]
             out.index_add_(0, token, x.float() * top_k_weights[token, place, None].float())
         return out.to(hidden_states.dtype)
 
-    def _first(self, expert, index: int, x):
+    def lowbit_middle(self, index: int, x):
+        """What the down projection of an expert reads, for its tokens x [tokens, hidden]."""
+        expert = getattr(self, str(index))
         if not self.has_gate:
             made, bias = expert.up_proj(x), "up_proj_bias"
         else:
             fused = expert._modules.get("gate_up_proj")
             made = torch.cat([expert.gate_proj(x), expert.up_proj(x)], dim=-1) if fused is None else fused(x)
             bias = "gate_up_proj_bias"
-        return made + getattr(self, bias)[index] if self.has_bias else made
+        made = made + getattr(self, bias)[index] if self.has_bias else made
+        return self._apply_gate(made) if self.has_gate else self.act_fn(made)
 
     def __reduce__(self):
         return _new, (type(self).__bases__[1],), self.__dict__.copy()
@@ -88,3 +90,13 @@ def swap(name: str, choice: Choice, dtype: torch.dtype, layout: str) -> dict[str
     module._is_hf_initialized = True  # Why: transformers' random start would look for the weights that are gone
     module.__class__ = _quantized(type(module))
     return made
+
+
+def matrix(module: nn.Module, whole: torch.Tensor, index: int, part: str) -> torch.Tensor:
+    """The float weight [N, K] of a part of one expert; whole: the 3-D parameter of the module that holds it."""
+    weight = whole[index].T if module.is_transposed else whole[index]
+    if part == "gate_proj":
+        weight = weight[: len(weight) // 2]
+    elif part == "up_proj" and module.has_gate:
+        weight = weight[len(weight) // 2 :]
+    return weight.contiguous()

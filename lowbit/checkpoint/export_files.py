@@ -62,6 +62,7 @@ def export_checkpoint(
     try:
         with Partial(dst, about) as partial:
             rewrite(source, partial, write_shard, config, progress)
+            partial.publish()
     except OSError as error:
         raise LowbitError(
             f"{dst} cannot be written: {error.strerror or error}; run again to go on with the finished files"

@@ -64,29 +64,35 @@ def make(source: Source, settings: Settings) -> Plan:
 
 def skeleton(source: Source, settings: Settings):
     """(the model of the checkpoint, on meta; whether its output layer is to be untied from the embedding)."""
+    cls, config = architecture(source)
+    untie = settings.lm_head is not None and bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
+    for part in (config, config.get_text_config()) if untie else ():
+        part.tie_word_embeddings = False
+    with torch.device("meta"):
+        return cls(config), untie
+
+
+def architecture(source: Source):
+    """(the model class that config.json names, the config). Raises FormatError, or LowbitError without transformers."""
     try:
         import transformers
     except ImportError:
         raise LowbitError(
             "quantizing a checkpoint needs transformers, which is not installed: pip install 'lowbit[hf]'"
         ) from None
-    architecture = str((source.config.get("architectures") or ["none"])[0])
-    cls = getattr(transformers, architecture, None)
+    name = str((source.config.get("architectures") or ["none"])[0])
+    cls = getattr(transformers, name, None)
     if cls is None:
         raise FormatError(
-            f"{source.folder}: its config.json names the architecture {architecture!r}, which transformers "
+            f"{source.folder}: its config.json names the architecture {name!r}, which transformers "
             f"{transformers.__version__} does not have"
         )
     try:
         config = transformers.AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # Why: a broken config raises whatever its parser raises
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FormatError(f"{source.folder}: its config.json does not fit {architecture}: {reason}") from error
-    untie = settings.lm_head is not None and bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
-    for part in (config, config.get_text_config()) if untie else ():
-        part.tie_word_embeddings = False
-    with torch.device("meta"):
-        return cls(config), untie
+        raise FormatError(f"{source.folder}: its config.json does not fit {name}: {reason}") from error
+    return cls, config
 
 
 def _is_expert(model, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import uuid
@@ -16,7 +17,7 @@ from . import plan as planning
 from .calibrated_files import CalibratedModel, checked_calibration, reads_calibration
 from .native import FORMAT, describe
 from .on_the_fly import quantize_matrix
-from .partial import Partial
+from .partial import Partial, stamp_of
 from .rewrite import rewrite
 from .safetensors_file import Later, Reader, write
 from .settings import Settings
@@ -52,8 +53,9 @@ def quantize_checkpoint(
 
     The source is only read. One tensor at a time is in memory beside the quantized tensors of one shard. dst appears
     whole, by a rename; until then the work lies beside it in ``.<name>.partial``, whose finished shards are used again
-    by the next call with the same settings and an unchanged source. With calibration the whole float model is in
-    memory, and a run that was cut off begins anew.
+    by the next call with the same settings and an unchanged source. With calibration one decoder block at a time is in
+    memory, beside the embeddings and the hidden states of all tokens; the quantized blocks lie in that folder once more
+    until the end, and a run that was cut off begins anew.
 
     Raises FormatError for a source that is incomplete, damaged, no safetensors or quantized already; SchemeError for
     settings that do not exist or fit no layer; QuantizationError, with the layer's name, for weights that cannot be
@@ -75,15 +77,21 @@ def quantize_checkpoint(
     if calibration is not None:
         about["run"] = uuid.uuid4().hex  # Why: no two runs need find the same scales, and shards of two would not fit.
     try:
-        with Partial(dst, about) as partial:
-            model = None
+        with Partial(dst, about) as partial, contextlib.ExitStack() as stack:
+            model, stamps = None, {}
             if calibration is not None:
-                model = CalibratedModel(source, plan, calibration, device, progress)
+                # Why now: calibration reads all files, long before each is written.
+                stamps = {shard: stamp_of(source.folder / shard) for shard in source.shards}
+                model = stack.enter_context(CalibratedModel(source, plan, partial.folder / "blocks", device))
+                model.quantize(calibration, progress)
 
             def write_shard(*files):
                 return _write_shard(*files, plan, device, model)
 
-            rewrite(source, partial, write_shard, _config(source, plan), progress)
+            rewrite(source, partial, write_shard, _config(source, plan), progress, stamps)
+            if model is not None:
+                model.remove()
+            partial.publish()
     except OSError as error:
         raise LowbitError(
             f"{dst} cannot be written: {error.strerror or error}; run again to go on with the finished shards"
@@ -105,16 +113,14 @@ def _write_shard(
                         weight = reader.read(name, expert).to(device)
                         qt = quantize_matrix(stem, weight.T if job.transposed else weight, options).cpu()
                         del weight
+                        made, entries[stem] = describe(stem, qt.validate(stem))
                     else:
-                        qt = model.quantized(stem)
-                    made, entries[stem] = describe(stem, qt.validate(stem))
+                        made, entries[stem] = model.quantized(stem)
                     tensors.update(made)
             if job is None or job.keep:
                 dtype, shape, _, _ = reader.entries[name]
                 kept = None if model is None else model.kept(name)
-                tensors[name] = (
-                    Later(dtype, tuple(shape), lambda name=name: reader.read(name)) if kept is None else kept
-                )
+                tensors[name] = kept or Later(dtype, tuple(shape), lambda name=name: reader.read(name))
             step(name)
         entry = json.dumps({"format": FORMAT, "weights": entries})
         write(target, tensors, {"format": "pt", "lowbit": entry})

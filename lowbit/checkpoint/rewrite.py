@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from .partial import Partial, stamp_of
@@ -19,10 +19,12 @@ def rewrite(
     write_shard: WriteShard,
     config: dict,
     progress: Callable[[int, int, str], None] | None,
+    stamps: Mapping[str, list[int]] | None = None,
 ) -> None:
-    """Write every shard that is not finished yet, copy the other files, write index and config.json, publish.
+    """Write every shard that is not finished yet, copy the other files, write index and config.json.
 
-    progress: called with (bytes done, bytes in all, name) after each tensor. Raises what write_shard raises,
+    progress: called with (bytes done, bytes in all, name) after each tensor. stamps: of files of the source that were
+    read before, by name; others get theirs when they are. Raises what write_shard raises,
     FormatError for a source that changes meanwhile, OSError as the system gives it.
     """
     total = sum(_bytes(source, name) for name in source.tensors)
@@ -39,7 +41,7 @@ def rewrite(
 
         entry = partial.finished(target, path)
         if entry is None:
-            stamp = stamp_of(path)
+            stamp = (stamps or {}).get(shard) or stamp_of(path)
             partial.finish(target, path, stamp, weights=write_shard(path, names, partial.folder / target, step))
             entry = partial.done[target]
         else:
@@ -50,7 +52,6 @@ def rewrite(
         size = sum(size for entry in partial.done.values() for size in entry["weights"].values())
         write_json(partial.folder / INDEX, {"metadata": {"total_size": size}, "weight_map": index})
     write_json(partial.folder / "config.json", config)
-    partial.publish()
 
 
 def _bytes(source: Source, name: str) -> int:
