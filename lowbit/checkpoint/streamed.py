@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -92,6 +93,9 @@ class Streamed:
             for local, parameter in module._parameters.items():
                 if parameter is not None and parameter.device.type != "meta":
                     module._parameters[local] = nn.Parameter(parameter.detach().to("meta"), False)
+        # Why: glibc keeps freed blocks of memory under 32 MB, in pieces; 12 blocks of 42 MB grew by 3 MB a block.
+        with contextlib.suppress(AttributeError, OSError, TypeError):
+            ctypes.CDLL(None).malloc_trim(0)
 
     def _find_places(self) -> None:
         stored: dict[str, list[tuple[str, tuple | None]]] = {}
