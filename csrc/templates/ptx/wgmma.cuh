@@ -68,10 +68,10 @@ __device__ __forceinline__ void settle(float (&sum)[Count]) {
 #define LOWBIT_LIST_80 LOWBIT_LIST_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define LOWBIT_LIST_96 LOWBIT_LIST_80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define LOWBIT_LIST_104 LOWBIT_LIST_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
-#define LOWBIT_LIST_128                                                                                                \
-  LOWBIT_LIST_104                                                                                                      \
-      ", %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, " \
-      "%122, %123, %124, %125, %126, %127"
+#define LOWBIT_LIST_128                                                                                            \
+  LOWBIT_LIST_104                                                                                                  \
+  ", %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, " \
+  "%122, %123, %124, %125, %126, %127"
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define LOWBIT_PRODUCT(tokens_, type, list, a0, a1, a2, a3, b, add_, ...)                                      \
   asm volatile("{\n.reg .pred add;\nsetp.ne.s32 add, %" add_ ", 0;\nwgmma.mma_async.sync.aligned.m64n" tokens_ \
