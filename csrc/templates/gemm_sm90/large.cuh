@@ -10,6 +10,7 @@
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 #include "helpers.cuh"
+#include "lines.cuh"
 #include "parts.cuh"
 #include "shape.cuh"
 #include "warpgroup.cuh"
@@ -27,9 +28,9 @@ struct LargeMap {
   static_assert(Stage::kSteps == 1);
   static constexpr int kXBytes = Stage::kXBox;  // 64 k
   static constexpr int kWBytes = (Stage::kCodes + Stage::kScales * (Zeros ? 2 : 1) + 127) / 128 * 128;
-  static constexpr int kWDepth = 3, kXDepth = (kSharedAlone - 2048 - kWDepth * kWBytes) / kXBytes;
-  static constexpr int kW = kXDepth * kXBytes;
-  static constexpr int kWFull = kW + kWDepth * kWBytes, kWEmpty = kWFull + 8 * kWDepth;
+  static constexpr int kWDepth = 3, kXDepth = (kSharedAlone - 2048 - kWDepth * kWBytes - Lines::kBytes) / kXBytes;
+  static constexpr int kW = kXDepth * kXBytes, kLines = kW + kWDepth * kWBytes;
+  static constexpr int kWFull = kLines + Lines::kBytes, kWEmpty = kWFull + 8 * kWDepth;
   static constexpr int kXFull = kWEmpty + 8 * kWDepth, kXEmpty = kXFull + 8 * kXDepth;
   static_assert(kXDepth >= 4 && kXEmpty + 8 * kXDepth + 1024 <= kSharedAlone);
 };
@@ -185,9 +186,16 @@ struct Large {
       ptx::wait_products<0>();
       release_x(before[0]), release_x(before[1]);
       const float unit[2] = {units.now[0] * decoder.factor(), units.now[1] * decoder.factor()};
-      finish_part<Act, Tile>(p, part, worker, rank, warp, lane, [&](int column, int i) {
+      const auto sums = [&](int column, int i) {
         return kExact ? sum[4 * column + i] * unit[i / 2] : sum[4 * column + i];
-      });
+      };
+      if (p.lines && part.end - part.begin == p.deal.stages) {
+        const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
+        const int row_tile = (spot.row_block * Tile::kCluster + rank) * Tile::kRowTiles + warp / 4 * 4;
+        store_lines<Act, Tile>(p, base + Map::kLines, row_tile * 16, spot.token_tile * p.tile_tokens, warp, lane, sums);
+      } else {
+        finish_part<Act, Tile>(p, part, worker, rank, warp, lane, sums);
+      }
     }
     turns.end();
   }

@@ -8,6 +8,7 @@
 #include "../dequant/planes.cuh"
 #include "../form.cuh"
 #include "../layout.cuh"
+#include "lines.cuh"
 #include "shape.cuh"
 
 namespace lowbit::gemm_sm90 {
@@ -92,7 +93,7 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   const int64_t stages = (packed.cols / kStepK + traits.steps - 1) / traits.steps;
   if (std::max(tasks, stages * most) > INT32_MAX) return false;
   p.deal = deal(static_cast<int>(tasks), static_cast<int>(stages), most, traits.wgmma);
-  p.y = args.y.data, p.y_stride = args.y.row_stride;
+  p.y = args.y.data, p.y_stride = args.y.row_stride, p.lines = has_lines(args);
   p.bias = args.y.bias, p.bias_type = args.y.bias_type;
   p.step = traits.is_float ? 1.0f : affine.step;
   p.zero_base = traits.is_float ? 0.0f : affine.offset / affine.step;

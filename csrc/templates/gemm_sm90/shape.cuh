@@ -86,6 +86,7 @@ struct Problem {
   void* y;
   const void* bias;
   int64_t y_stride;       // elements
+  bool lines;             // whether y can be written by store_lines (lines.cuh)
   float step, zero_base;  // value = step * (code - zero_base)
   float zero_factor;      // 1 / step
   float factor[2];        // of a finished sum, by row half

@@ -146,6 +146,16 @@ __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t row) {
                : "memory");
 }
 
+// The transposes of four 8 x 8 matrices of 16-bit values, of which lane 4g + t holds row g, columns 2t and 2t + 1;
+// lanes 8i .. 8i+7 give where the rows of turned matrix i go. Compute capability 9.0 and newer.
+__device__ __forceinline__ void store_matrices_turned(uint32_t row, const uint32_t (&from)[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(row), "r"(from[0]),
+               "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+#endif
+}
+
 // Loads and stores by 32-bit addresses of shared memory. Why not through pointers: those are 64 bits to the compiler.
 __device__ __forceinline__ uint32_t load_shared(uint32_t from) {
   uint32_t word;
