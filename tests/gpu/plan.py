@@ -58,8 +58,8 @@ def cases(rows: list[dict]) -> dict[str, list[Case]]:
         turn, ways = weight_id(weight_type(weight)), WAYS * -(-4 * len(names) // len(WAYS))
         shapes = random.Random(weight).sample((SHAPES * len(ways))[: len(ways)], len(ways))
         for i, way in enumerate(ways):
-            # Why 7, and one more each time round: so that every kernel meets every way with some weight.
-            name = names[(i + 7 * turn + i // len(names)) % len(names)]
+            # Why 5, and one more each time round: so that every kernel meets every way with some weight.
+            name = names[(i + 5 * turn + i // len(names)) % len(names)]
             most, before = tokens(name), len(found.get(name, ()))
             ms = {1 + (7 * turn + 37 * before) % most, most} | ({1} if before % 2 else set())
             found.setdefault(name, []).append(Case(weight, shapes[i], *way, tuple(sorted(ms))))
