@@ -23,6 +23,7 @@ struct Weight {
   int64_t group_size;  // 16, 32, 64, 128, 256, or -1 for the whole row
   ScaleType scale_type;
   ZeroKind zero_kind;
+  bool whole_zeros;  // zero_kind is kZero, and all zeros are whole numbers from 0 to 2^bits
 };
 
 // x: m rows of k values; consecutive k are adjacent, rows lie row_stride elements apart.

@@ -11,6 +11,15 @@ namespace lowbit {
 // Why 2^31: every product of padded sizes then fits in 64 bits.
 constexpr int64_t kSizeLimit = int64_t{1} << 31;
 
+// The number of a zero kind, as ops get it: that of ZeroKind, or one more for zeros that are all whole numbers
+// (op_numbers in lowbit/pack/packed.py).
+constexpr int64_t kWholeZeros = 3;
+
+inline void set_zero_kind(Weight& w, int64_t zero_kind) {
+  w.whole_zeros = zero_kind == kWholeZeros;
+  w.zero_kind = w.whole_zeros ? ZeroKind::kZero : static_cast<ZeroKind>(zero_kind);
+}
+
 // The tensors of a packed weight in `which` layout, all at `place`.
 inline Weight check_weight(Layout which, Place place, const Tensor& codes, const Tensor& scales,
                            const std::optional<Tensor>& zeros, int64_t n, int64_t k, int64_t weight, int64_t group_size,
@@ -21,9 +30,10 @@ inline Weight check_weight(Layout which, Place place, const Tensor& codes, const
   const bool whole_row = group_size == -1;
   STD_TORCH_CHECK(whole_row || (group_size >= 16 && group_size <= 256 && (group_size & (group_size - 1)) == 0),
                   "group_size must be -1, 16, 32, 64, 128 or 256, got ", group_size);
-  STD_TORCH_CHECK(zero_kind >= 0 && zero_kind <= static_cast<int64_t>(ZeroKind::kMin),
-                  "zero_kind must be 0, 1 or 2, got ", zero_kind);
-  STD_TORCH_CHECK((zero_kind == 0) == !zeros, "zeros go with zero_kind 1 and 2 and only with them, got ", zero_kind);
+  STD_TORCH_CHECK(zero_kind >= 0 && zero_kind <= kWholeZeros, "zero_kind must be 0 to ", kWholeZeros, ", got ",
+                  zero_kind);
+  STD_TORCH_CHECK((zero_kind == 0) == !zeros, "zeros go with zero_kind 1 to ", kWholeZeros, " and only with them, got ",
+                  zero_kind);
 
   const layout::Packed packed(which, n, k, kWeightBits[weight]);
   const int64_t blocks = packed.rows / layout::kTileRows;
@@ -41,14 +51,15 @@ inline Weight check_weight(Layout which, Place place, const Tensor& codes, const
     check_dense(*zeros, "zeros", {blocks, groups, 16});
     STD_TORCH_CHECK(raw_dtype(*zeros) == raw_dtype(scales), "zeros must have the type of scales");
   }
-  return {static_cast<const uint8_t*>(codes.const_data_ptr()),
-          scales.const_data_ptr(),
-          data_or_null(zeros),
-          n,
-          k,
-          group_size,
-          scale_type(scales, "scales"),
-          static_cast<ZeroKind>(zero_kind)};
+  Weight w{static_cast<const uint8_t*>(codes.const_data_ptr()),
+           scales.const_data_ptr(),
+           data_or_null(zeros),
+           n,
+           k,
+           group_size,
+           scale_type(scales, "scales")};
+  set_zero_kind(w, zero_kind);
+  return w;
 }
 
 // x [..., k], bias [n] or none, out [..., n] for a checked weight. How to run is left to the caller.

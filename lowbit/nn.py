@@ -203,6 +203,8 @@ class Linear(nn.Linear):
             else:
                 held.data = tensor
         self.layout = layout
+        zeros = self._parameters["zeros"] if layout == "nvidia" else None
+        self._numbers = op_numbers(self.scheme, (self.out_features, self.in_features), zeros)
 
     def _restore_type(self) -> None:
         """Give scales and zeros their type back. Why: tools that prepare a model for training widen all 16-bit

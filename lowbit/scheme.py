@@ -14,6 +14,10 @@ GROUP_SIZES = (16, 32, 64, 128, 256)
 WHOLE_ROW = -1
 #: How a zero enters a value, in the order of its id: W = s*v; W = s*(v - zero); W = s*v + zero.
 ZERO_KINDS = ("none", "zero", "min")
+#: The same by the numbers that ops and kernels get, and one more: zeros of kind "zero" that are all whole numbers,
+#: with which some kernels are faster.
+OP_ZERO_KINDS = (*ZERO_KINDS, "zero")
+WHOLE_ZEROS = len(ZERO_KINDS)
 #: Types of scales and zeros, in the order of their id.
 SCALE_TYPES = ("float16", "bfloat16", "float32")
 #: Types of x that the kernels of a family multiply with (``dequant``: that it expands weights to).

@@ -18,7 +18,7 @@ def native():
     return load("deal_math")
 
 
-NONE, ZERO, MIN = range(3)  # kinds of zeros
+NONE, ZERO, MIN, WHOLE = range(4)  # kinds of zeros
 
 
 def chosen(
@@ -86,6 +86,21 @@ def test_the_plan_and_the_list_of_kernels_agree_on_fine_groups(native):
             tile = NAMES[family.name], dict(variant.sizes)["tokens"]
             us = [native.tile_us(*tile, [1, 512, 512], 4, False, False, g, NONE, 90, H200) for g in (64, 128)]
             assert (us[0] < native.kNever, us[1] < native.kNever) == (variant.fine, True), (family.name, variant.name)
+
+
+def test_whole_zeros_cost_nothing_with_many_tokens_and_others_have_fewer_tiles(native):
+    """Zeros of GPTQ and AWQ are part of the number that a value is made with; with groups below 128 they are as any."""
+    for m in (40, 64, 96, 192, 256):
+        assert chosen(native, m, 8192, 8192, kind=WHOLE) == chosen(native, m, 8192, 8192)
+        us = [native.tile_us(SM90, 64, [m, 8192, 8192], 4, False, False, 128, kind, 90, H200) for kind in (0, 1, 3)]
+        assert us[0] == us[2] < us[1]
+    for tokens in (48, 96, 160, 192, 208):
+        us = [
+            native.tile_us(SM90, tokens, [tokens, 8192, 8192], 4, False, False, group, kind, 90, H200)
+            for group, kind in ((128, ZERO), (128, MIN), (64, WHOLE), (128, WHOLE))
+        ]
+        assert [one < native.kNever for one in us] == [False, False, False, True]
+    assert chosen(native, 16, 7168, 8192, kind=WHOLE, bf16=True)[1] == 32, "no whole zero is rounded"
 
 
 def test_zeros_cost_more_with_fewer_tokens(native):

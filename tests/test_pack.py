@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lowbit.errors import DeviceError, DtypeError, SchemeError, ShapeError
 from lowbit.pack import PackedWeight, pack_weight
 from lowbit.pack import layout as layouts
+from lowbit.scheme import OP_ZERO_KINDS, WHOLE_ZEROS, ZERO_KINDS
 from lowbit.tensor import QuantTensor
 
 WIDTHS = range(1, 9)
@@ -209,3 +210,25 @@ def test_packing_on_a_gpu_gives_the_bytes_of_the_host(bits):
     assert device.unpack() == qt
     back = device.to("cpu")
     assert back.layout == "cpu" and torch.equal(back.codes, pack_weight(qt).codes) and back.unpack() == qt
+
+
+@pytest.mark.parametrize(
+    ("zeros", "kind"),
+    [
+        ([0, 3, 15], "whole"),
+        ([0, 16, 1], "whole"),  # GPTQ's oldest format: a code and one
+        ([0, 3.5, 1], "zero"),
+        ([0, -1, 1], "zero"),
+        ([0, 17, 1], "zero"),
+        ([0, float("nan"), 1], "zero"),
+    ],
+    ids=str,
+)
+def test_kernels_are_told_of_zeros_that_are_whole_and_only_of_them(zeros, kind):
+    """They make such a zero part of a number with few digits: any other would be rounded."""
+    codes = torch.zeros(3, 32, dtype=torch.uint8)
+    scales, held = torch.ones(3, 1, dtype=torch.float16), torch.tensor(zeros, dtype=torch.float16)[:, None]
+    qt = QuantTensor.from_codes(codes, scales, held, dtype="uint4", group_size=32)
+    number = pack_weight(qt, layout="nvidia").numbers[-1]
+    assert OP_ZERO_KINDS[number] == "zero" and (number == WHOLE_ZEROS) == (kind == "whole")
+    assert pack_weight(qt).numbers[-1] == ZERO_KINDS.index("zero"), "kernels for CPUs know no difference"

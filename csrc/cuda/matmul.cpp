@@ -69,7 +69,7 @@ Question question(const Weight& w, int weight, int act, int64_t m, int capabilit
   q.m = m, q.n = w.n, q.k = w.k;
   q.bits = kWeightBits[weight], q.is_float = kWeightIsFloat[weight];
   q.bf16_x = act == static_cast<int>(ActType::kBFloat16);
-  q.group_size = w.group_size, q.zero_kind = w.zero_kind;
+  q.group_size = w.group_size, q.zero_kind = w.zero_kind, q.whole_zeros = w.whole_zeros;
   q.capability = capability, q.clusters = clusters;
   return q;
 }
@@ -255,7 +255,7 @@ const char* lowbit_cuda_plan(int weight, int act, int64_t m, int64_t n, int64_t 
   if (weight < 0 || weight >= lowbit::kWeightTypes || m < 1 || n < 1 || k < 1) return text.c_str();
   const int clusters[] = {blocks, pairs};
   lowbit::Weight w{};
-  w.n = n, w.k = k, w.group_size = group_size, w.zero_kind = static_cast<lowbit::ZeroKind>(zero_kind);
+  w.n = n, w.k = k, w.group_size = group_size, lowbit::set_zero_kind(w, zero_kind);
   const Question q = question(w, weight, act, m, capability, clusters);
   for (const Candidate& one : candidates(weight, act, q)) {
     const bool known = capability == 90 && one.row->family == Family::kGemmSm90 && one.us < kLast;

@@ -31,17 +31,20 @@ struct Question {
   bool bf16_x;
   int64_t group_size;  // -1: the whole row
   ZeroKind zero_kind;
+  bool whole_zeros;
   int capability;
   const int* clusters;
 
   constexpr bool fine() const { return group_size > 0 && group_size < 128; }
+  // Zeros that kernels with more than 16 tokens cannot make part of a value's number (form.cuh).
+  constexpr bool any_zeros() const { return zero_kind != ZeroKind::kNone && (fine() || is_float || !whole_zeros); }
 };
 
 // Whether a tile has a kernel for the weight: decode none for floats with zeros, decode and tiles of gemm_sm90 that are
-// no powers of two (48, 96, 160...) none for fine groups.
+// no powers of two (48, 96, 160...) none for fine groups and for zeros other than whole ones.
 constexpr bool has_kernel(Family family, int tokens, const Question& q) {
   if (family == Family::kDecode) return !q.fine() && (!q.is_float || q.zero_kind == ZeroKind::kNone);
-  return family != Family::kGemmSm90 || (tokens & (tokens - 1)) == 0 || !q.fine();
+  return family != Family::kGemmSm90 || (tokens & (tokens - 1)) == 0 || !(q.fine() || q.any_zeros());
 }
 
 constexpr float kLast = 1e9f;    // costs from here on only rank tiles
@@ -84,7 +87,10 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
   const float memory = static_cast<float>(q.n) * static_cast<float>(q.k) * (q.bits + 0.125f) / 8 / kBytesPerUs;
   // Zeros cost one more operation a value, which more tokens share. Measured at 8192 x 8192, uint4 beside int4: n8 13.3
   // and 12.8 us, n16 15.1 and 14.0, n32 18.8 and 14.5, n64 23.5 and 19.6, n256 62 and 57.
-  const float zeros = q.zero_kind == ZeroKind::kNone ? 1.0f : cost.tokens <= 16 ? 1.1f : 1 + 10.0f / cost.tokens;
+  const float zeros = q.zero_kind == ZeroKind::kNone ? 1.0f
+                      : cost.tokens <= 16            ? 1.1f
+                      : q.any_zeros()                ? 1 + 10.0f / cost.tokens
+                                                     : 1.0f;
   const float longest = static_cast<float>(dealt.longest());
   const float average = static_cast<float>(tasks) * static_cast<float>(steps) / static_cast<float>(most);
   const float work = std::max(longest, average * (1 + cost.hot)) * cost.step[q.bits - 1] * zeros;
@@ -112,7 +118,7 @@ constexpr float tile_us(Family family, int tokens, const Question& q) {
   if (!holds && !repeats(family, tokens)) return kNever;
   // Why: up to 16 tokens no product rounds a weight, and there the larger tiles would. In fp16 the difference of a
   // value and a zero keeps as many digits as x has, in bf16 it does not.
-  const bool rounds = q.fine() || q.zero_kind == ZeroKind::kMin || (q.zero_kind == ZeroKind::kZero && q.bf16_x);
+  const bool rounds = q.fine() || q.zero_kind == ZeroKind::kMin || (q.any_zeros() && q.bf16_x);
   if (tokens > 16 && q.m <= 16 && rounds) return kLast + rank * 1e3f;
   for (const TileCost& cost : kTileCosts)
     if (cost.tokens == tokens) return gemm_us(q, cost);

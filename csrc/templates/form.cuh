@@ -8,23 +8,31 @@
 
 namespace lowbit {
 
-// What a kernel is built for. Fine: groups of less than 128 k, or any; Zeros: there are zeros.
-template <bool Fine, bool Zeros>
+// Zeros of a weight: none, whole numbers, any. Whole ones cost nothing where values are made one by one: they are part
+// of the number that makes a value of a code's bits. Others are taken away, or added after the scale, one operation
+// more.
+enum class ZeroForm { kNone, kWhole, kAny };
+
+// What a kernel is built for. Fine: groups of less than 128 k, or any.
+template <bool Fine, ZeroForm Zeros>
 struct Form {
-  static constexpr bool kFine = Fine, kZeros = Zeros;
+  static constexpr bool kFine = Fine, kZeros = Zeros != ZeroForm::kNone;
+  static constexpr ZeroForm kZeroForm = Zeros;
 };
 
-// Calls run(Form) for the one that serves `w`. Why floats with zeros have one form for all groups: hardly anyone has
-// such weights, and a form is a quarter of the time that a unit takes to compile.
-template <bool Float, class Run>
+// Calls run(Form) for the one that serves `w`; Whole: the kernels tell whole zeros apart, with groups of 128 and more.
+// Why floats with zeros have one form for all groups: hardly anyone has such weights, and a form is a quarter of the
+// time that a unit takes to compile.
+template <bool Float, bool Whole, class Run>
 inline int with_form(const Weight& w, const Run& run) {
   const bool fine = w.group_size > 0 && w.group_size < layout::kStepK;
-  if (w.zero_kind == ZeroKind::kNone) return fine ? run(Form<true, false>{}) : run(Form<false, false>{});
-  if constexpr (Float) {
-    return run(Form<true, true>{});
-  } else {
-    return fine ? run(Form<true, true>{}) : run(Form<false, true>{});
-  }
+  if (w.zero_kind == ZeroKind::kNone)
+    return fine ? run(Form<true, ZeroForm::kNone>{}) : run(Form<false, ZeroForm::kNone>{});
+  if (Float || fine) return run(Form<true, ZeroForm::kAny>{});
+  if constexpr (!Float && Whole)
+    if (w.whole_zeros) return run(Form<false, ZeroForm::kWhole>{});
+  if constexpr (!Float) return run(Form<false, ZeroForm::kAny>{});
+  return 0;
 }
 
 // How long groups are, in the two units that kernels count in.

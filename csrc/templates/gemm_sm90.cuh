@@ -32,9 +32,8 @@
 
 namespace lowbit::gemm_sm90 {
 
-template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
-using WorkerOf =
-    std::conditional_t<Tile::kWgmma, Wide<Weight, Act, Tile, Fine, Zeros>, Narrow<Weight, Act, Tile, Fine, Zeros>>;
+template <class Weight, class Act, class Tile, class Form>
+using WorkerOf = std::conditional_t<Tile::kWgmma, Wide<Weight, Act, Tile, Form>, Narrow<Weight, Act, Tile, Form>>;
 
 // Whether this target has what a tile needs; elsewhere its kernel is empty, and never launched (prepare).
 template <class Tile>
@@ -55,10 +54,10 @@ struct Bounds {
   static constexpr int kAddThreads = Tile::kWgmma ? 128 : 256;
 };
 
-template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+template <class Weight, class Act, class Tile, class Form>
 __global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_constant__ Problem p) {
   if constexpr (kBuilt<Tile>) {
-    using Worker = WorkerOf<Weight, Act, Tile, Fine, Zeros>;
+    using Worker = WorkerOf<Weight, Act, Tile, Form>;
     using Map = typename Worker::Map;
     extern __shared__ uint8_t memory[];
 
@@ -83,7 +82,7 @@ __global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_co
     // ---- weights: they do not depend on the kernel before
     const Parts parts(p.deal, blockIdx.x);
     const Worker worker(p, base, warp, lane);
-    const Producer<Weight, Tile, Fine, Zeros> producer(p, blockIdx.x, parts, base);
+    const Producer<Weight, Tile, Form> producer(p, blockIdx.x, parts, base);
     if (helper == 0) {
       if (ptx::elect_one()) producer.start();
     }
@@ -113,7 +112,7 @@ struct Kernels {
 
 template <class Weight, class Act, class Tile, class Form>
 inline Kernels kernels() {
-  using Worker = WorkerOf<Weight, Act, Tile, Form::kFine, Form::kZeros>;
+  using Worker = WorkerOf<Weight, Act, Tile, Form>;
   constexpr int kAdds = Bounds<Tile>::kAddThreads;
   Kernels found{nullptr,
                 add_parts<Act, Tile, kAdds>,
@@ -124,9 +123,9 @@ inline Kernels kernels() {
                 {Worker::unit(0), Worker::unit(1)},
                 !Tile::kWgmma};
   if constexpr (Tile::kLarge) {
-    found.multiply = multiply_large<Weight, Act, Tile, Form::kFine, Form::kZeros>;
+    found.multiply = multiply_large<Weight, Act, Tile, Form>;
   } else {
-    found.multiply = multiply<Weight, Act, Tile, Form::kFine, Form::kZeros>;
+    found.multiply = multiply<Weight, Act, Tile, Form>;
   }
   return found;
 }
@@ -156,9 +155,9 @@ inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   const bool fits = Tile::kWgmma ? launch.capability == 90 : launch.capability >= 90 && launch.capability < 120;
   if (!fits || args.x.m < 1 || args.w.scale_type == ScaleType::kFloat32) return cudaErrorInvalidValue;
   if (!Tile::kWgmma && args.x.m > Tile::kTokens) return cudaErrorInvalidValue;
-  return with_form<Weight::kFloat>(args.w, [&](auto form) -> int {
+  return with_form<Weight::kFloat, Tile::kWgmma>(args.w, [&](auto form) -> int {
     using Form = decltype(form);
-    if constexpr (!Form::kFine || Tile::kFine) {
+    if constexpr (Tile::kAll || (!Form::kFine && Form::kZeroForm != ZeroForm::kAny)) {
       static Prepared prepared;
       return launch_kernels(kernels<Weight, Act, Tile, Form>(), kTraits<Weight, Tile, Form>, args, launch, affine,
                             prepared);

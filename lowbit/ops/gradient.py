@@ -11,7 +11,7 @@ import torch
 from ..dtypes import WEIGHT_TYPES
 from ..pack import PackedWeight
 from ..pack.packed import has_kernels
-from ..scheme import ZERO_KINDS, Scheme
+from ..scheme import OP_ZERO_KINDS, Scheme
 from ..tensor import QuantTensor
 from .schema import _LIBRARY, FLOAT_IDS, type_name
 
@@ -24,7 +24,7 @@ def float_rows(codes, scales, zeros, n, k, weight, group_size, zero_kind, dtype=
     """Yields ``(first row, rows [r, K] as floats)`` of a weight in the layout of its device, some rows at a time. On
     CUDA the next rows may take the memory of those before.
     """
-    scheme = Scheme(WEIGHT_TYPES[weight], group_size, ZERO_KINDS[zero_kind], type_name(scales.dtype))
+    scheme = Scheme(WEIGHT_TYPES[weight], group_size, OP_ZERO_KINDS[zero_kind], type_name(scales.dtype))
     step = max(1, _SCRATCH_BYTES // (dtype.itemsize * k * _TILE_ROWS)) * _TILE_ROWS
     parts = [slice(first, min(first + step, n)) for first in range(0, n, step)]
     if codes.dim() == 3:  # layout cpu

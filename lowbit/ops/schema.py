@@ -12,7 +12,7 @@ import torch
 from ..dtypes import ACT_TYPES, WEIGHT_TYPES
 from ..errors import DeviceError, DtypeError, SchemeError, ShapeError
 from ..pack.layout import codes_shape, padded_shape
-from ..scheme import SCALE_TYPES, WHOLE_ROW, ZERO_KINDS, why_not
+from ..scheme import OP_ZERO_KINDS, SCALE_TYPES, WHOLE_ROW, why_not
 
 _LIBRARY = torch.library.Library("lowbit", "DEF")
 # Why exact strides: a compiled graph may pad what it hands on, and the kernels read dense rows.
@@ -81,10 +81,10 @@ def check_bias(bias: torch.Tensor, n: int, device: torch.device) -> None:
 
 
 def _check_weight(codes, scales, zeros, n: int, k: int, weight: int, group_size: int, zero_kind: int) -> None:
-    if not 0 <= weight < len(WEIGHT_TYPES) or not 0 <= zero_kind < len(ZERO_KINDS):
+    if not 0 <= weight < len(WEIGHT_TYPES) or not 0 <= zero_kind < len(OP_ZERO_KINDS):
         raise SchemeError(f"weight and zero_kind must be ids of the lists, got {weight} and {zero_kind}")
     if (zeros is None) != (zero_kind == 0):
-        raise SchemeError(f"zeros go with zero kinds zero and min and only with them, got {ZERO_KINDS[zero_kind]}")
+        raise SchemeError(f"zeros go with zero kinds zero and min and only with them, got {OP_ZERO_KINDS[zero_kind]}")
     if codes.dtype != torch.uint8:
         raise DtypeError(f"codes must be uint8, got {type_name(codes.dtype)}")
     reason = why_not(WEIGHT_TYPES[weight], group_size=group_size)

@@ -12,7 +12,7 @@ import torch
 from .. import extension
 from ..dtypes import weight_id
 from ..errors import DeviceError, DtypeError
-from ..scheme import ZERO_KINDS, Scheme, Schemed
+from ..scheme import WHOLE_ZEROS, ZERO_KINDS, Scheme, Schemed
 from ..tensor import QuantTensor, stream_bytes
 from . import layout as _layout
 
@@ -37,7 +37,7 @@ class PackedWeight(Schemed):
         self.scheme = scheme
         self.shape = shape
         self.layout = layout
-        self.numbers = op_numbers(scheme, shape)
+        self.numbers = op_numbers(scheme, shape, self.zeros if layout == "nvidia" else None)
         # Why here: a product asks for it every time.
         self.native = layout == _LAYOUT_OF_DEVICE.get(codes.device.type) and has_kernels(codes.device)
 
@@ -150,9 +150,29 @@ def finish(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def op_numbers(scheme: Scheme, shape: tuple[int, int]) -> tuple[int, int, int, int, int]:
-    """What the product ops take after the tensors: n, k, id of the weight type, group size, id of the zero kind."""
-    return (*shape, weight_id(scheme.weight), scheme.group_size, ZERO_KINDS.index(scheme.zero_kind))
+def op_numbers(scheme: Scheme, shape: tuple[int, int], zeros: torch.Tensor | None = None) -> tuple[int, ...]:
+    """What the product ops take after the tensors: n, k, id of the weight type, group size, id of the zero kind.
+
+    zeros: those of the weight, for kernels that are faster where all of them are whole numbers (as from GPTQ and AWQ):
+    the zero kind is WHOLE_ZEROS then. Reading them waits for the device, so this is for when a weight is packed.
+    """
+    kind = WHOLE_ZEROS if _are_whole(scheme, zeros) else ZERO_KINDS.index(scheme.zero_kind)
+    return (*shape, weight_id(scheme.weight), scheme.group_size, kind)
+
+
+def _are_whole(scheme: Scheme, zeros: torch.Tensor | None) -> bool:
+    # Why the types: fake tensors have no values.
+    if (
+        scheme.zero_kind != "zero"
+        or scheme.weight.kind != "uint"
+        or type(zeros) not in (torch.Tensor, torch.nn.Parameter)
+    ):
+        return False
+    if zeros.is_meta:
+        return False
+    values = zeros.detach().float()
+    # Why 2^bits too: GPTQ's oldest format has zeros that are one more than a code.
+    return bool(((values == values.round()) & (values >= 0) & (values <= 2**scheme.weight.bits)).all())
 
 
 def _fixed(tensor: torch.Tensor | None) -> torch.Tensor | None:

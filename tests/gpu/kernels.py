@@ -10,6 +10,7 @@ import torch
 
 import lowbit
 from lowbit import extension
+from lowbit.scheme import WHOLE_ZEROS
 
 BUILT = extension.CUDA_LIBRARY.is_file()
 needs_kernels = pytest.mark.skipif(not BUILT, reason="this build of lowbit has no CUDA kernels")
@@ -55,8 +56,9 @@ def scales_values(name: str, pw: lowbit.PackedWeight) -> bool:
 
 
 def rounds(name: str, pw: lowbit.PackedWeight) -> bool:
-    """Whether a kernel rounds values of a weight, without zeros where it does not scale them."""
-    return scales_values(name, pw) or (is_wide(name) and pw.zero_kind != "none")
+    """Whether a kernel rounds values of a weight, without zeros, or with whole ones, where it does not
+    scale them."""
+    return scales_values(name, pw) or (is_wide(name) and pw.zero_kind != "none" and pw.numbers[-1] != WHOLE_ZEROS)
 
 
 def forced(name: str | None) -> contextlib.AbstractContextManager:
@@ -69,11 +71,13 @@ def forced(name: str | None) -> contextlib.AbstractContextManager:
 
 def serves(name: str, pw: lowbit.PackedWeight) -> bool:
     """Whether a tile has a kernel for a weight: decode none for floats with zeros, decode and tiles of gemm_sm90 of 48,
-    96, 160, 192 and 208 tokens none for groups of less than 128.
+    96, 160, 192 and 208 tokens none for groups of less than 128, the latter none for zeros that are no whole numbers.
     """
     if family(name) == "gemm_sm80" or (family(name) == "gemm_sm90" and tokens(name) not in (48, 96, 160, 192, 208)):
         return True
-    zeros = family(name) == "decode" and pw.dtype.kind == "float" and pw.zero_kind != "none"
+    zeros = pw.zero_kind != "none" and (
+        pw.dtype.kind == "float" if family(name) == "decode" else pw.numbers[-1] != WHOLE_ZEROS
+    )
     return not zeros and not 0 < pw.group_size < 128
 
 

@@ -40,12 +40,13 @@ PYBIND11_MODULE(deal_math, m) {
     const lowbit::Spot spot = lowbit::spot_of(task, row_blocks, token_tiles);
     return std::array<int, 2>{spot.row_block, spot.token_tile};
   });
-  // family: 0 decode, 1 gemm_sm80, 2 gemm_sm90. kind: 0 no zeros, 1 zero, 2 min.
+  // family: 0 decode, 1 gemm_sm80, 2 gemm_sm90. kind: 0 no zeros, 1 zero, 2 min, 3 whole.
   m.def("tile_us", [](int family, int tokens, std::array<int64_t, 3> mnk, int bits, bool is_float, bool bf16_x,
                       int64_t group_size, int kind, int capability, std::array<int, 2> clusters) {
     lowbit::cuda::Question q{};
     q.m = mnk[0], q.n = mnk[1], q.k = mnk[2], q.bits = bits, q.is_float = is_float, q.bf16_x = bf16_x;
-    q.group_size = group_size, q.zero_kind = static_cast<lowbit::ZeroKind>(kind);
+    q.group_size = group_size, q.whole_zeros = kind == 3;
+    q.zero_kind = q.whole_zeros ? lowbit::ZeroKind::kZero : static_cast<lowbit::ZeroKind>(kind);
     q.capability = capability, q.clusters = clusters.data();
     return lowbit::cuda::tile_us(static_cast<lowbit::cuda::Family>(family), tokens, q);
   });

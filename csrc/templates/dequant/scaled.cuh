@@ -5,6 +5,7 @@
 #pragma once
 #include <type_traits>
 
+#include "../form.cuh"
 #include "float.cuh"
 
 namespace lowbit {
@@ -91,10 +92,12 @@ struct ExactDecoder<Int<Bits>, __half> {
   __device__ explicit ExactDecoder(float offset) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const __half2 sum = __float2half2_rn(-(1024.0f / (1 << code_bit(h)) + offset) * (1 << kLift));
       last.factor[h] = planes::halves((15u + kLift - code_bit(h)) << 10);  // 2^(lift - q)
-      last.addend[h] = reinterpret_cast<const uint32_t&>(sum);
+      last.addend[h] = addend(h, offset);
     }
+  }
+  static __device__ __forceinline__ uint32_t addend(int h, float offset) {
+    return pairs::both<__half>(-(1024.0f / (1 << code_bit(h)) + offset) * (1 << kLift));
   }
 
   static __device__ __forceinline__ void fragment(const Words& from, int f, const LastStep& last, uint32_t (&a)[4]) {
@@ -132,8 +135,11 @@ struct ExactDecoder<Int<Bits>, __nv_bfloat16> {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       last.factor[h] = planes::halves((254u - Codes::code_bit(h)) << 7);  // 2^(127 - q)
-      last.addend[h] = pairs::both<__nv_bfloat16>(-offset / kFactor);
+      last.addend[h] = addend(h, offset);
     }
+  }
+  static __device__ __forceinline__ uint32_t addend(int /*h*/, float offset) {
+    return pairs::both<__nv_bfloat16>(offset * (-1.0f / kFactor));
   }
 
   static __device__ __forceinline__ void fragment(const Words& from, int f, const LastStep& last, uint32_t (&a)[4]) {
@@ -164,8 +170,9 @@ struct ExactDecoder<Float<Exponent, Mantissa>, Act> {
 
 // Exact: values stay numbers value / factor() without scale, and the scale of a group is that of its sums (`on_sums`);
 // but for zeros that are added after the scale, which have to be scaled here.
-template <class Weight, class Act, bool Zeros, bool Exact>
+template <class Weight, class Act, ZeroForm Zeros, bool Exact>
 struct ScaledDecoder {
+  static constexpr bool kAny = Zeros == ZeroForm::kAny, kWhole = Zeros == ZeroForm::kWhole;
   using Numbers = ExactDecoder<Weight, Act>;
   using Words = typename Numbers::Words;
 
@@ -178,7 +185,7 @@ struct ScaledDecoder {
     // Where values are exact: those of a row half become 0 unless `keep`. Why no branch: after one the compiler no
     // longer knows that a warp goes one way.
     __device__ __forceinline__ void keep(int h, bool keep) {
-      if constexpr (Zeros) {
+      if constexpr (kAny) {
         scale[h] = keep ? scale[h] : 0, after[h] = keep ? after[h] : 0;
       } else {
         last.factor[h] = keep ? last.factor[h] : 0, last.addend[h] = keep ? last.addend[h] : 0;
@@ -187,10 +194,11 @@ struct ScaledDecoder {
   };
 
   const Numbers numbers;
-  const float step;
+  const float step, base;
 
   // zero_base = offset / step of struct Affine.
-  __device__ ScaledDecoder(float affine_step, float zero_base) : numbers(zero_base), step(affine_step) {}
+  __device__ ScaledDecoder(float affine_step, float zero_base)
+      : numbers(zero_base), step(affine_step), base(zero_base) {}
 
   // A power of two: what sums of exact values are to be multiplied by.
   __device__ __forceinline__ float factor() const { return step * Numbers::kFactor; }
@@ -202,9 +210,10 @@ struct ScaledDecoder {
     made.last = numbers.last;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      made.on_sums[h] = Zeros && is_min ? 1.0f : scale[h];
+      made.on_sums[h] = kAny && is_min ? 1.0f : scale[h];
       made.scale[h] = pairs::both<Act>(Exact && !is_min ? 1.0f : scale[h] * (Exact ? 1.0f : factor()));
-      if constexpr (Zeros) {
+      if constexpr (kWhole) made.last.addend[h] = Numbers::addend(h, base + zero[h] / step);
+      if constexpr (kAny) {
         made.before[h] = pairs::both<Act>(is_min ? 0.0f : zero[h] * (-1.0f / factor()));
         made.after[h] = pairs::both<Act>(is_min ? zero[h] / later : 0.0f);
       }
@@ -217,7 +226,7 @@ struct ScaledDecoder {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int h = r % 2;
-      if constexpr (Zeros) {
+      if constexpr (kAny) {
         a[r] = pairs::multiply_add<Act>(pairs::add<Act>(a[r], group.before[h]), group.scale[h], group.after[h]);
       } else if constexpr (!Exact) {
         a[r] = pairs::multiply<Act>(a[r], group.scale[h]);

@@ -43,7 +43,7 @@ __device__ __forceinline__ void load_half(uint32_t plane, int tile, int half, in
 template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
 struct Worker {
   using Stage = gemm_sm80::Stage<Weight, Tile, Fine, Zeros>;
-  using Decoder = ScaledDecoder<Weight, Act, Zeros, false>;
+  using Decoder = ScaledDecoder<Weight, Act, Zeros ? ZeroForm::kAny : ZeroForm::kNone, false>;
   using Words = typename Decoder::Words;
   using Group = typename Decoder::Group;
   static constexpr int kColumns = Tile::kColumns, kWarpTiles = Tile::kWarpTiles;

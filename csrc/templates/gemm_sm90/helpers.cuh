@@ -33,9 +33,9 @@ __device__ __forceinline__ void ask_for_rows(const Problem& p, int stage, int ti
 }
 
 // One thread asks for all stages of a block, one after the other.
-template <class Weight, class Tile, bool Fine, bool Zeros>
+template <class Weight, class Tile, class Form>
 struct Producer {
-  using Stage = gemm_sm90::Stage<Weight, Tile, Fine, Zeros>;
+  using Stage = gemm_sm90::Stage<Weight, Tile, Form>;
   using Map = gemm_sm90::Map<Stage>;
 
   const Problem& p;

@@ -22,12 +22,12 @@ constexpr int kLargeThreads = 384;                          // two warpgroups mu
 constexpr int kGivenRegisters = 40, kTakenRegisters = 232;  // of 168
 
 // Where things lie in shared memory, from the first multiple of 1024.
-template <class Weight, class Tile, bool Fine, bool Zeros>
+template <class Weight, class Tile, class Form>
 struct LargeMap {
-  using Stage = gemm_sm90::Stage<Weight, Tile, Fine, Zeros>;
+  using Stage = gemm_sm90::Stage<Weight, Tile, Form>;
   static_assert(Stage::kSteps == 1);
   static constexpr int kXBytes = Stage::kXBox;  // 64 k
-  static constexpr int kWBytes = (Stage::kCodes + Stage::kScales * (Zeros ? 2 : 1) + 127) / 128 * 128;
+  static constexpr int kWBytes = (Stage::kCodes + Stage::kScales * (Stage::kZeros ? 2 : 1) + 127) / 128 * 128;
   static constexpr int kWDepth = 3, kXDepth = (kSharedAlone - 2048 - kWDepth * kWBytes - Lines::kBytes) / kXBytes;
   static constexpr int kW = kXDepth * kXBytes, kLines = kW + kWDepth * kWBytes;
   static constexpr int kWFull = kLines + Lines::kBytes, kWEmpty = kWFull + 8 * kWDepth;
@@ -35,12 +35,12 @@ struct LargeMap {
   static_assert(kXDepth >= 4 && kXEmpty + 8 * kXDepth + 1024 <= kSharedAlone);
 };
 
-template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+template <class Weight, class Act, class Tile, class Form>
 struct Large {
-  using Map = LargeMap<Weight, Tile, Fine, Zeros>;
+  using Map = LargeMap<Weight, Tile, Form>;
   using Stage = typename Map::Stage;
-  static constexpr bool kExact = !Fine;  // as in Wide
-  using Decoder = ScaledDecoder<Weight, Act, Zeros, kExact>;
+  static constexpr bool kExact = !Form::kFine;  // as in Wide
+  using Decoder = ScaledDecoder<Weight, Act, Form::kZeroForm, kExact>;
   using Words = typename Decoder::Words;
   using Group = typename Decoder::Group;
   static constexpr int kEarly = 2;  // steps of weights asked for before the kernel before has ended
@@ -155,7 +155,7 @@ struct Large {
         const auto make_half = [&](int half) {
 #pragma unroll
           for (int f = 0; f < 4; ++f) {
-            if constexpr (Fine)
+            if constexpr (!kExact)
               group = load_group<Stage>(p, decoder, codes, warp, (half * 4 + f) >> p.group_fragments, lane);
             decoder.fragment(words, half * 4 + f, group, a[half][f]);
           }
@@ -201,10 +201,10 @@ struct Large {
   }
 };
 
-template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+template <class Weight, class Act, class Tile, class Form>
 __global__ void __launch_bounds__(kLargeThreads, 1) multiply_large(const __grid_constant__ Problem p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // elsewhere it is empty, and never launched (prepare)
-  using Worker = Large<Weight, Act, Tile, Fine, Zeros>;
+  using Worker = Large<Weight, Act, Tile, Form>;
   using Map = typename Worker::Map;
   extern __shared__ uint8_t memory[];
 

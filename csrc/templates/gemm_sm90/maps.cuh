@@ -45,7 +45,7 @@ struct Traits {
 template <class Weight, class Tile, class Form>
 constexpr Traits kTraits = {Weight::kBits,  Weight::kFloat, Form::kFine,
                             Form::kZeros,   Tile::kTokens,  Tile::kRowTiles,
-                            Tile::kCluster, Tile::kWgmma,   Stage<Weight, Tile, Form::kFine, Form::kZeros>::kSteps};
+                            Tile::kCluster, Tile::kWgmma,   Stage<Weight, Tile, Form>::kSteps};
 
 // Fills in the problem; false when a tensor is none that the copy engine can read.
 inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& launch, Affine affine, Problem& p) {

@@ -11,16 +11,17 @@
 
 namespace lowbit::gemm_sm90 {
 
-template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+template <class Weight, class Act, class Tile, class Form>
 struct Narrow {
-  using Stage = gemm_sm90::Stage<Weight, Tile, Fine, Zeros>;
+  static constexpr bool kFine = Form::kFine, kZeros = Form::kZeros;
+  using Stage = gemm_sm90::Stage<Weight, Tile, Form>;
   using Map = gemm_sm90::Map<Stage>;
   using Decoder = lowbit::Decoder<Weight, Act>;
   using Words = typename Decoder::Words;
   using Sum = float[Tile::kColumns][4];
   static constexpr int kColumns = Tile::kColumns;
   // Sums of x are needed: those of 128 k from the helpers, finer ones by a product of its own.
-  static constexpr bool kOnes = Decoder::kSubtractOffset || Zeros, kSummed = kOnes && !Fine;
+  static constexpr bool kOnes = Decoder::kSubtractOffset || kZeros, kSummed = kOnes && !kFine;
 
   const Problem& p;
   const uint32_t base;
@@ -63,7 +64,7 @@ struct Narrow {
   };
   __device__ __forceinline__ GroupWords load_group(uint32_t codes, int group) const {
     const uint32_t from = codes + Stage::kCodes + (warp * p.stage_groups + group) * 32 + lane / 4 * 4;
-    return {ptx::load_shared(from), Zeros ? ptx::load_shared(from + Stage::kScales) : 0};
+    return {ptx::load_shared(from), kZeros ? ptx::load_shared(from + Stage::kScales) : 0};
   }
 
   // total += scale * (sum - zero * x_sum)
@@ -72,7 +73,7 @@ struct Narrow {
     const float2 pair = unpack_pair(group.scales, p.bf16_scales);
     const float scale[2] = {pair.x, pair.y};
     float zero[2] = {}, shift[2] = {};
-    if constexpr (Zeros) {
+    if constexpr (kZeros) {
       const float2 stored = unpack_pair(group.zeros, p.bf16_scales);
       const bool is_min = p.zero_kind == ZeroKind::kMin;
 #pragma unroll
@@ -88,9 +89,9 @@ struct Narrow {
       for (int i = 0; i < 4; ++i) {
         const int h = i / 2;
         float value = sum[column][i];
-        if (Zeros) value = fmaf(-zero[h], x_sum[column][i % 2], value);
+        if (kZeros) value = fmaf(-zero[h], x_sum[column][i % 2], value);
         total[column][i] = fmaf(scale[h], value, total[column][i]);
-        if (Zeros) total[column][i] = fmaf(shift[h], x_sum[column][i % 2], total[column][i]);
+        if (kZeros) total[column][i] = fmaf(shift[h], x_sum[column][i % 2], total[column][i]);
       }
   }
 
@@ -177,7 +178,7 @@ struct Narrow {
         const uint32_t stage = base + place.index * Stage::kBytes;
 #pragma unroll
         for (int step = 0; step < Stage::kSteps; ++step) {
-          if constexpr (Fine) {
+          if constexpr (kFine) {
             run_step_fine(stage, step, total);
           } else {
             run_step(stage, base + Map::kSums + place.index * Stage::kSums, step, total);

@@ -27,19 +27,20 @@ struct Tile {
   static constexpr int kRowTiles = kWarps, kRows = 16 * kRowTiles;
   static constexpr bool kLarge = Tokens >= 160;           // a kernel of its own, large.cuh
   static constexpr int kCluster = Tokens == 256 ? 2 : 1;  // blocks of a task, each with rows of its own
-  // Whether there is one for scales finer than 128 k: for powers of two. Why not for others: those are hardly slower,
-  // and all of a build is to take ten minutes.
-  static constexpr bool kFine = (Tokens & (Tokens - 1)) == 0;
+  // Whether there is one for every form of weights: for powers of two. Others have none for scales finer than 128 k,
+  // and none for zeros that are no whole numbers. Why not: those are hardly slower, and all of a build is to take ten
+  // minutes.
+  static constexpr bool kAll = (Tokens & (Tokens - 1)) == 0;
 };
 
 // What a block holds of W and x at once: a stage of some steps of 128 k, as the copy engine writes it.
 //
 //   x      [64 k][token][128 bytes], swizzled    codes   plane by plane, [row tile][step][tile of the plane]
 //   scales [row tile][group][32 bytes], then zeros alike
-template <class Weight, class Tile, bool Fine, bool Zeros>
+template <class Weight, class Tile, class Form>
 struct Stage {
   static constexpr int kBits = Weight::kBits;
-  static constexpr bool kFine = Fine, kZeros = Zeros;
+  static constexpr bool kFine = Form::kFine, kZeros = Form::kZeros;
   static constexpr int kXBox = Tile::kTokens * 128;  // bytes of 64 k
   static constexpr int kStepBytes = 2 * kXBox + Tile::kRowTiles * 256 * kBits;
   // As many as a box holds (256 items of 8 bytes a row tile of the widest plane), and some stages fit.
@@ -48,8 +49,8 @@ struct Stage {
   static constexpr int kSteps = kMost >= 4 ? 4 : kMost >= 2 ? 2 : 1;
   static constexpr int kX = 2 * kXBox * kSteps;
   static constexpr int kCodes = Tile::kRowTiles * 256 * kBits * kSteps;
-  static constexpr int kScales = Tile::kRowTiles * 32 * kSteps * (Fine ? 8 : 1);                 // room for them
-  static constexpr int kBytes = (kX + kCodes + kScales * (Zeros ? 2 : 1) + 1023) / 1024 * 1024;  // swizzles repeat
+  static constexpr int kScales = Tile::kRowTiles * 32 * kSteps * (kFine ? 8 : 1);                 // room for them
+  static constexpr int kBytes = (kX + kCodes + kScales * (kZeros ? 2 : 1) + 1023) / 1024 * 1024;  // swizzles repeat
   static constexpr int kSums = kSteps * Tile::kTokens * 4;  // of x, 128 k of a token each
 };
 

@@ -11,14 +11,14 @@
 
 namespace lowbit::gemm_sm90 {
 
-template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+template <class Weight, class Act, class Tile, class Form>
 struct Wide {
-  using Stage = gemm_sm90::Stage<Weight, Tile, Fine, Zeros>;
+  using Stage = gemm_sm90::Stage<Weight, Tile, Form>;
   using Map = gemm_sm90::Map<Stage>;
   // Where scales go: to values, where they change within 128 k; else values stay exact numbers. With few tokens there
   // are registers for sums of 128 k of their own (struct Open); with more, sums are counted in units of a scale.
-  static constexpr bool kExact = !Fine, kOpen = kExact && Tile::kTokens <= 48;
-  using Decoder = ScaledDecoder<Weight, Act, Zeros, kExact>;
+  static constexpr bool kExact = !Form::kFine, kOpen = kExact && Tile::kTokens <= 48;
+  using Decoder = ScaledDecoder<Weight, Act, Form::kZeroForm, kExact>;
   using Words = typename Decoder::Words;
   using Group = typename Decoder::Group;
   static constexpr int kColumns = Tile::kColumns;
@@ -77,7 +77,7 @@ struct Wide {
       const auto make_half = [&](int half) {
 #pragma unroll
         for (int f = 0; f < 4; ++f) {
-          if constexpr (Fine) group = load_group(codes, (step * 8 + half * 4 + f) >> p.group_fragments);
+          if constexpr (!kExact) group = load_group(codes, (step * 8 + half * 4 + f) >> p.group_fragments);
           decoder.fragment(words, half * 4 + f, group, a[half][f]);
         }
       };
