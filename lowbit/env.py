@@ -30,6 +30,13 @@ VARIABLES: tuple[Variable, ...] = (
         "Use the CPU kernels of this instruction set, not those of the best one; an error if this CPU lacks it.",
     ),
     Variable(
+        "LOWBIT_LOG",
+        "run",
+        "`plan`",
+        "plan: one line for each new product on CUDA: its kernel, the others and their times (docs/plans.md).",
+        ("plan",),
+    ),
+    Variable(
         "LOWBIT_BATCH_INVARIANT",
         "run",
         "`1` or `0`",

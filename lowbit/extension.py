@@ -37,7 +37,8 @@ def load() -> ctypes.CDLL:
     where torch sees a CUDA device; :func:`cuda_kernels` says whether its kernels can be used.
 
     Raises ExtensionError when it is missing or does not load, EnvironmentVariableError for a ``LOWBIT_FORCE_ISA`` that
-    does not exist or that this CPU lacks, or a ``LOWBIT_BATCH_INVARIANT`` other than 1 and 0.
+    does not exist or that this CPU lacks, a ``LOWBIT_BATCH_INVARIANT`` other than 1 and 0, or a ``LOWBIT_LOG`` other
+    than plan.
     """
     global _library, _cuda
     if _library is not None:
@@ -46,7 +47,8 @@ def load() -> ctypes.CDLL:
         if _library is None:
             library = _open(LIBRARY)
             env.warn_about_unknown_names()
-            env.get("LOWBIT_BATCH_INVARIANT")  # a value that does not exist is an error without a GPU too
+            for name in ("LOWBIT_BATCH_INVARIANT", "LOWBIT_LOG"):
+                env.get(name)  # a value that does not exist is an error without a GPU too
             _apply_forced_isa(library)
             _cuda = _open_cuda()
             _library = library
@@ -72,6 +74,14 @@ def cuda() -> ctypes.CDLL | str:
     """The CUDA library, or one sentence that says why it is not loaded. Raises like :func:`load`."""
     load()
     return _cuda
+
+
+def cuda_library() -> ctypes.CDLL:
+    """The CUDA library, without a GPU too: there only for what needs none, such as plans. Raises like :func:`load`, and
+    ExtensionError when this build has none or it does not load.
+    """
+    library = cuda()
+    return _open_cuda_library() if isinstance(library, str) else library
 
 
 def why_no_cuda(device: int) -> str | None:
@@ -238,15 +248,34 @@ def _open_cuda() -> ctypes.CDLL | str:
 
     if torch.version.cuda is None or not torch.cuda.is_available():
         return "torch sees no CUDA device"
+    try:
+        library = _open_cuda_library()
+    except ExtensionError as error:
+        return str(error)
+    library.lowbit_cuda_batch_invariant(env.get("LOWBIT_BATCH_INVARIANT") == "1")
+    if env.get("LOWBIT_LOG") == "plan":
+        # Why here: a later room, which only this variable asks for.
+        importlib.import_module(f"{__package__}.autotune.log").watch(library)
+    return library
+
+
+def _open_cuda_library() -> ctypes.CDLL:
     if not CUDA_LIBRARY.is_file():
-        return f"this lowbit was built without CUDA kernels, {CUDA_LIBRARY} is missing: build it with LOWBIT_CUDA_ARCHS"
+        raise ExtensionError(
+            f"this lowbit was built without CUDA kernels, {CUDA_LIBRARY} is missing: build it with LOWBIT_CUDA_ARCHS"
+        )
     try:
         library = _open_library(CUDA_LIBRARY, "lowbit_cuda_kernel_rows", "lowbit_cuda_archs")
         library.lowbit_cuda_force.argtypes = [ctypes.c_char_p]
-        library.lowbit_cuda_batch_invariant(env.get("LOWBIT_BATCH_INVARIANT") == "1")
+        # Why argtypes: sizes have 64 bits.
+        library.lowbit_cuda_plan.argtypes = [ctypes.c_int] * 2 + [ctypes.c_int64] * 4 + [ctypes.c_int] * 4
+        library.lowbit_cuda_plan.restype = ctypes.c_char_p
+        library.lowbit_cuda_watch.restype = None
         return library
     except (OSError, AttributeError) as error:
-        return f"lowbit's CUDA library {CUDA_LIBRARY} does not load ({error}): build lowbit again"
+        raise ExtensionError(
+            f"lowbit's CUDA library {CUDA_LIBRARY} does not load ({error}): build lowbit again"
+        ) from error
 
 
 def code_runs(arch: str, major: int, minor: int) -> bool:

@@ -28,6 +28,8 @@ std::atomic<const ProductRow*> forced_product{nullptr};
 std::atomic<const DequantRow*> forced_dequant{nullptr};
 // What lowbit_cuda_batch_invariant chose.
 std::atomic<bool> invariant{false};
+// What lowbit_cuda_watch chose.
+std::atomic<ProductWatcher> watcher{nullptr};
 
 // Memory that kernels of one op ask for; the tensors live as long as this does.
 struct Scratch {
@@ -89,9 +91,9 @@ std::vector<Candidate> candidates(int weight, int act, const Question& q) {
   return found;
 }
 
-// Runs the fastest kernel that holds the product (plan.h); false, and nothing was launched, if none does. Why one may
-// not: decode keeps x in shared memory, others a few stages.
-bool run_tile(const MatmulArgs& args, int weight, int act, const Launch& launch) {
+// Runs the fastest kernel that holds the product (plan.h) and returns it; null, and nothing was launched, if none does.
+// Why one may not: decode keeps x in shared memory, others a few stages.
+const ProductRow* run_tile(const MatmulArgs& args, int weight, int act, const Launch& launch) {
   // Why the best one first: it is the only one that is needed, but for a few products, and takes no memory.
   const Question q = question(args.w, weight, act, args.x.m, launch.capability, launch.clusters);
   const ProductRow* best = nullptr;
@@ -102,11 +104,10 @@ bool run_tile(const MatmulArgs& args, int weight, int act, const Launch& launch)
     if (us < least) least = us, best = row;
   }
   const auto runs = [&](const ProductRow* row) { return !refused(row->run(args, launch), row->name); };
-  if (!best) return false;
-  if (runs(best)) return true;
+  if (!best || runs(best)) return best;
   for (const Candidate& next : candidates(weight, act, q))
-    if (next.row != best && next.us < kNever && runs(next.row)) return true;
-  return false;
+    if (next.row != best && next.us < kNever && runs(next.row)) return next.row;
+  return nullptr;
 }
 
 // The product of `count` rows of x from `first` on.
@@ -120,22 +121,24 @@ MatmulArgs rows_of(const MatmulArgs& whole, int64_t first, int64_t count) {
 }
 
 // Some rows at a time, where no tile holds all of them: the weight is read several times, which costs less than
-// expanding it.
-bool run_tile_in_parts(const MatmulArgs& whole, int weight, int act, const Launch& launch) {
-  if (whole.x.m > kMostParts * kFewest) return false;
+// expanding it. Returns the kernel of the first part.
+const ProductRow* run_tile_in_parts(const MatmulArgs& whole, int weight, int act, const Launch& launch) {
+  if (whole.x.m > kMostParts * kFewest) return nullptr;
   for (int64_t part = kFewest; part; part /= 2) {
-    if (whole.x.m <= part || !run_tile(rows_of(whole, 0, part), weight, act, launch)) continue;
+    if (whole.x.m <= part) continue;
+    const ProductRow* first = run_tile(rows_of(whole, 0, part), weight, act, launch);
+    if (!first) continue;
     for (int64_t done = part; done < whole.x.m; done += part)
       STD_TORCH_CHECK(run_tile(rows_of(whole, done, part), weight, act, launch), "rows ", done,
                       " and on of a product were refused");
-    return true;
+    return first;
   }
-  return false;
+  return nullptr;
 }
 
 // The same bits for a row of x whatever rows come with it: by one tile, a tile's rows at a time, so that all that the
 // split of K depends on is the weight and the device.
-void run_invariant(const MatmulArgs& whole, int weight, int act, const Launch& launch) {
+const ProductRow* run_invariant(const MatmulArgs& whole, int weight, int act, const Launch& launch) {
   const auto& tiles = product_tiles(weight, act);
   const auto fits = [&](const ProductRow* row) {
     return launch.capability == 90 ? row->family == Family::kGemmSm90 && row->tokens == 64
@@ -148,12 +151,19 @@ void run_invariant(const MatmulArgs& whole, int weight, int act, const Launch& l
   for (int64_t done = 0; done < whole.x.m; done += (*found)->tokens)
     STD_TORCH_CHECK(!refused((*found)->run(rows_of(whole, done, (*found)->tokens), launch), (*found)->name),
                     (*found)->name, " can't hold a batch-invariant product with N ", whole.w.n, ", K ", whole.w.k);
+  return *found;
 }
 
+// The kernel that multiplied, null if none did, and why it was that one: see struct WatchedProduct.
+struct Ran {
+  const ProductRow* row;
+  const char* why;
+};
+
 // Runs kernels that hold the product, if there are; else nothing was launched, and args may name a copy of x instead.
-bool run_tiles(MatmulArgs& args, int weight, int act, const Launch& launch, const Tensor& x,
-               std::optional<Tensor>& copy) {
-  if (is_of(forced_dequant.load(std::memory_order_relaxed), weight, act)) return false;
+Ran run_tiles(MatmulArgs& args, int weight, int act, const Launch& launch, const Tensor& x,
+              std::optional<Tensor>& copy) {
+  if (is_of(forced_dequant.load(std::memory_order_relaxed), weight, act)) return {nullptr, "forced"};
   const ProductRow* forced = forced_product.load(std::memory_order_relaxed);
   if (!is_of(forced, weight, act) || (args.x.m > forced->tokens && !repeats(forced->family, forced->tokens)))
     forced = nullptr;
@@ -161,17 +171,20 @@ bool run_tiles(MatmulArgs& args, int weight, int act, const Launch& launch, cons
     STD_TORCH_CHECK(args.x.type != FloatType::kFloat32,
                     "batch-invariant products on CUDA need x in float16 or bfloat16, got float32");
     if (!aligned(args.x)) copy = align_rows(args.x, args.w.k, launch.device, x);
-    run_invariant(args, weight, act, launch);
-    return true;
+    return {run_invariant(args, weight, act, launch), "batch-invariant"};
   }
-  if (!forced && args.w.scale_type == ScaleType::kFloat32) return false;
+  if (!forced && args.w.scale_type == ScaleType::kFloat32) return {nullptr, "expanded"};
 
   if (!aligned(args.x)) copy = align_rows(args.x, args.w.k, launch.device, x);
-  if (!forced) return run_tile(args, weight, act, launch) || run_tile_in_parts(args, weight, act, launch);
+  if (!forced) {
+    if (const ProductRow* row = run_tile(args, weight, act, launch)) return {row, "plan"};
+    const ProductRow* row = run_tile_in_parts(args, weight, act, launch);
+    return {row, row ? "parts" : "expanded"};
+  }
   STD_TORCH_CHECK(!refused(forced->run(args, launch), forced->name), forced->name,
                   " was forced and can't hold a product with M ", args.x.m, ", N ", args.w.n, ", K ", args.w.k,
                   " on this device: x of family decode must fit into shared memory, scales must have 16 bits");
-  return true;
+  return {forced, "forced"};
 }
 
 const DequantRow& dequant_kernel(int64_t weight, FloatType type) {
@@ -209,8 +222,16 @@ void matmul_out(const Tensor& x, const Tensor& codes, const Tensor& scales, cons
   Scratch scratch{device, {}};
   const Launch launch = launch_on(device, scratch);
   std::optional<Tensor> copy;
-  if (run_tiles(args, static_cast<int>(weight), static_cast<int>(act), launch, x, copy)) return;
-  multiply_expanded(args, dequant_kernel(weight, args.x.type), launch, out, bias);
+  const Ran ran = run_tiles(args, static_cast<int>(weight), static_cast<int>(act), launch, x, copy);
+  if (!ran.row) multiply_expanded(args, dequant_kernel(weight, args.x.type), launch, out, bias);
+  if (const ProductWatcher watch = watcher.load(std::memory_order_relaxed)) {
+    WatchedProduct product{ran.row ? ran.row->name : dequant_kernel(weight, args.x.type).name, ran.why, weight, act};
+    product.m = args.x.m, product.n = n, product.k = k;
+    product.group_size = group_size, product.zero_kind = zero_kind;
+    product.scale_type = static_cast<int64_t>(w.scale_type);
+    product.capability = launch.capability, product.blocks = launch.clusters[0], product.pairs = launch.clusters[1];
+    watch(&product);
+  }
 }
 
 void dequantize_out(const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& zeros, int64_t n, int64_t k,
@@ -258,8 +279,9 @@ const char* lowbit_cuda_plan(int weight, int act, int64_t m, int64_t n, int64_t 
   w.n = n, w.k = k, w.group_size = group_size, lowbit::set_zero_kind(w, zero_kind);
   const Question q = question(w, weight, act, m, capability, clusters);
   for (const Candidate& one : candidates(weight, act, q)) {
-    const bool known = capability == 90 && one.row->family == Family::kGemmSm90 && one.us < kLast;
-    text += one.row->name + (" " + std::to_string(known ? one.us : -1.0f)) + "\n";
+    const bool timed = capability == 90 && one.row->family == Family::kGemmSm90 && one.us < kLast;
+    const char* place = one.us < kLast ? "untimed" : one.us < kNever ? "later" : "never";
+    text += std::string(one.row->name) + " " + (timed ? std::to_string(one.us) : place) + "\n";
   }
   return text.c_str();
 }
@@ -270,5 +292,7 @@ void lowbit_cuda_device(int device, int* numbers) {
   const Clusters most = most_clusters(device);
   numbers[0] = compute_capability(device), numbers[1] = most[0], numbers[2] = most[1];
 }
+
+void lowbit_cuda_watch(lowbit::cuda::ProductWatcher watch) { lowbit::cuda::watcher = watch; }
 
 int lowbit_cuda_batch_invariant(int on) { return lowbit::cuda::invariant.exchange(on != 0); }

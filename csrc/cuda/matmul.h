@@ -8,9 +8,10 @@
 extern "C" __attribute__((visibility("default"))) int lowbit_cuda_force(const char* name);
 
 // The kernels of this build for x [m, k] times a weight [n, k] on a device of `capability` (90 for 9.0) that runs so
-// many blocks, and pairs of blocks, at once: lines "name us", the one that is tried first first. us: about, -1 where no
-// time is known (decode, other devices, kernels that are only tried after others). group_size: -1 for the whole row;
-// zero_kind: an index into ZERO_KINDS of lowbit/scheme.py. The text is the thread's until its next call.
+// many blocks, and pairs of blocks, at once: lines "name place", the one that is tried first first. place:
+// microseconds, about; or "untimed", tried in this order though no time is known (decode, other devices); "later", only
+// tried after those; "never", has no room or no kernel for the product. group_size: -1 for the whole row; zero_kind: an
+// index into ZERO_KINDS of lowbit/scheme.py. Needs no device. The text is the thread's until its next call.
 extern "C" __attribute__((visibility("default"))) const char* lowbit_cuda_plan(int weight, int act, int64_t m,
                                                                                int64_t n, int64_t k, int64_t group_size,
                                                                                int zero_kind, int capability,
@@ -18,6 +19,25 @@ extern "C" __attribute__((visibility("default"))) const char* lowbit_cuda_plan(i
 
 // What a plan depends on of a device: its compute capability, the blocks and the pairs of blocks that it runs at once.
 extern "C" __attribute__((visibility("default"))) void lowbit_cuda_device(int device, int* numbers);
+
+namespace lowbit::cuda {
+
+// A product that was launched: x [m, k] times a weight [n, k]; weight, act, zero_kind, scale_type: indices into the
+// lists of lowbit/dtypes.py and lowbit/scheme.py; capability, blocks and pairs as for lowbit_cuda_plan. `kernel` runs
+// it, because of `why`: "plan", the first of lowbit_cuda_plan that holds it; "parts", likewise for some rows at a time;
+// "forced"; "batch-invariant"; "expanded", for torch's product. lowbit/autotune/log.py mirrors this struct.
+struct WatchedProduct {
+  const char* kernel;
+  const char* why;
+  int64_t weight, act, m, n, k, group_size, zero_kind, scale_type, capability, blocks, pairs;
+};
+using ProductWatcher = void (*)(const WatchedProduct*);
+
+}  // namespace lowbit::cuda
+
+// Call a function after each launch of a product from now on, on the thread that launched it, also while a CUDA graph
+// is captured: it may neither throw nor ask for CUDA. Null ends it.
+extern "C" __attribute__((visibility("default"))) void lowbit_cuda_watch(lowbit::cuda::ProductWatcher watch);
 
 // Whether a row of y is to be the same to the bit whatever rows x has beside it, from now on; returns what was so
 // before.

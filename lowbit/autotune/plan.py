@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 from .. import extension
 from ..dtypes import act_id, act_type, weight_id
-from ..errors import ExtensionError, ShapeError
+from ..errors import DeviceError, ExtensionError, ShapeError
 from ..scheme import ZERO_KINDS, Scheme
+
+#: Rows of x, each standing for those from the one before on, that plans are shown and logged for.
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
 
 @dataclass(frozen=True)
@@ -21,15 +24,24 @@ class Device:
     blocks: int
     pairs: int
 
+    def __str__(self) -> str:
+        return f"compute capability {self.capability / 10}, {self.blocks} blocks, {self.pairs} pairs"
+
+
+#: Devices by name, for plans without one: those that were measured.
+DEVICES = {"h200": Device(90, 132, 66)}
+
 
 @dataclass(frozen=True)
 class Candidate:
-    """A kernel's name, and the microseconds that it would take, about, from constants fitted on an H200: None where no
-    time is known (family decode, GPUs of another compute capability, kernels that are only tried after others).
+    """A kernel's name, the microseconds that it would take, about, from constants fitted on an H200, and its place:
+    "timed"; "untimed", tried in its turn though no time is known (family decode, GPUs of another compute capability);
+    "later", only tried after those; "never", it can't hold the product. ``us`` is None unless it is timed.
     """
 
     name: str
-    us: float | None
+    us: float | None = None
+    place: str = "timed"
 
     def __str__(self) -> str:
         return self.name if self.us is None else f"{self.name} {self.us:.1f} us"
@@ -37,20 +49,36 @@ class Candidate:
 
 def device_of(index: int) -> Device:
     """The CUDA device `index`. Raises ExtensionError when lowbit's CUDA library is not loaded."""
+    library = extension.cuda()
+    if isinstance(library, str):
+        raise ExtensionError(library)
     numbers = (ctypes.c_int * 3)()
-    _library().lowbit_cuda_device(index, numbers)
+    library.lowbit_cuda_device(index, numbers)
     return Device(*numbers)
 
 
-def candidates(scheme: Scheme, act: str, m: int, n: int, k: int, device: Device) -> list[Candidate]:
-    """The kernels of this build for x ``[m, k]`` of type ``act`` times a weight ``[n, k]`` on a device, the one that is
-    tried first first; none where the weight is expanded (float32 x or scales).
+def find_device(text: str) -> Device:
+    """A device of :data:`DEVICES` by its name, or one by its three numbers, such as "80,108,0". Raises DeviceError."""
+    if text in DEVICES:
+        return DEVICES[text]
+    numbers = text.split(",")
+    if len(numbers) != 3 or not all(number.strip().isdecimal() for number in numbers):
+        raise DeviceError(
+            f"expected {', '.join(DEVICES)}, or a compute capability, blocks and pairs of blocks at once such as "
+            f"80,108,0, got {text!r}"
+        )
+    return Device(*map(int, numbers))
 
-    Raises ShapeError for a size below 1, ExtensionError when lowbit's CUDA library is not loaded.
+
+def candidates(scheme: Scheme, act: str, m: int, n: int, k: int, device: Device) -> list[Candidate]:
+    """The kernels of this build for x ``[m, k]`` of type ``act`` times a weight ``[n, k]`` on a device, which need not
+    exist here, the one that is tried first first; none where the weight is expanded (float32 x or scales).
+
+    Raises ShapeError for a size below 1, ExtensionError when this build has no CUDA library that loads.
     """
     if min(m, n, k) < 1:
         raise ShapeError(f"expected sizes of at least 1, got M {m}, N {n}, K {k}")
-    library = _library()
+    library = extension.cuda_library()
     if scheme.scale_type == "float32":
         return []
     numbers = (
@@ -66,16 +94,4 @@ def candidates(scheme: Scheme, act: str, m: int, n: int, k: int, device: Device)
         device.pairs,
     )
     found = (line.split() for line in library.lowbit_cuda_plan(*map(int, numbers)).decode().splitlines())
-    return [Candidate(name, float(us) if float(us) >= 0 else None) for name, us in found]
-
-
-def _library() -> ctypes.CDLL:
-    library = extension.cuda()
-    if isinstance(library, str):
-        raise ExtensionError(library)
-    # Why here: sizes have 64 bits.
-    library.lowbit_cuda_plan.argtypes = [ctypes.c_int] * 2 + [ctypes.c_int64] * 4 + [ctypes.c_int] * 4
-    library.lowbit_cuda_plan.restype = ctypes.c_char_p
-    library.lowbit_cuda_device.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_int)]
-    library.lowbit_cuda_device.restype = None
-    return library
+    return [Candidate(name, None, place) if place.isalpha() else Candidate(name, float(place)) for name, place in found]

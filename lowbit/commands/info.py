@@ -5,32 +5,45 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import textwrap
 
 import torch
 
 from .. import __version__, env, extension
+from ..autotune.plan import BUCKETS, DEVICES, Device, device_of, find_device
+from ..autotune.table import PlanTable, plan_table
 from ..dtypes import ACT_TYPES
-from ..errors import DtypeError, ExtensionError
-from ..scheme import Scheme, why_not
+from ..errors import DtypeError, ExtensionError, SchemeError, ShapeError
+from ..scheme import FAMILY_ACTS, ZERO_KINDS, Scheme, why_not
 
-#: Rows of x that the plan of a weight on CUDA is shown for.
-_ROWS = (1, 8, 16, 32, 64, 128, 256, 1024, 4096)
+#: Types of x that products on CUDA are planned for.
+_PLANNED = FAMILY_ACTS["decode"]
+_PLAN_OPTIONS = ("m", "group_size", "zero_kind", "act", "device")
 
 
 class Info(dict):
-    """Facts by name; prints as lines."""
+    """Facts by name; prints as lines, tables below their name."""
 
     def __str__(self) -> str:
         width = max(map(len, self))
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in self.items())
+        texts = {name: str(value) for name, value in self.items()}
+        return "\n".join(
+            f"{name}\n{textwrap.indent(text, '  ')}" if "\n" in text else f"{name:<{width}}  {text}"
+            for name, text in texts.items()
+        )
 
     __repr__ = __str__
 
 
-def info(pw=None) -> Info:
+def info(pw=None, device: str | Device | None = None) -> Info:
     """Versions, the libraries, instruction sets (best first; the one in use), kernels, threads and variables; for a
-    packed weight also the kernel that serves each activation type. Never fails because the library does not load:
-    then ``library`` says why. Raises DtypeError when pw is no PackedWeight.
+    packed weight also the kernel that serves each activation type, and for x in float16 and bfloat16 the plan on its
+    GPU, a :class:`~lowbit.autotune.table.PlanTable`.
+
+    device: a GPU, which need not exist, to plan for instead, also for a weight on the CPU: "h200", "80,108,0"
+    (capability, blocks and pairs at once), or an autotune.plan.Device. Never fails because the library does not load:
+    then ``library`` says why. Raises DtypeError when pw is no PackedWeight, DeviceError for a device that is none,
+    ExtensionError when there is no CUDA library to plan with, or it has no kernels for the device.
     """
     facts = Info(
         lowbit=__version__,
@@ -52,8 +65,10 @@ def info(pw=None) -> Info:
     for variable in env.VARIABLES:
         if variable.name in os.environ:
             facts[variable.name] = os.environ[variable.name]
+    if pw is None and device is not None:
+        raise DtypeError("expected a PackedWeight to plan for a device, got None")
     if pw is not None:
-        facts.update(_of_weight(pw))
+        facts.update(_of_weight(pw, device))
     return facts
 
 
@@ -87,21 +102,23 @@ def _cuda_kernels(scheme: Scheme, act: str, device: torch.device) -> str:
     return ", ".join(name + (f" in tiles of up to {rows} rows of x" if rows else "") for name, rows in largest.items())
 
 
-def _plan(pw, act: str) -> str:
-    """What is tried first for some numbers of rows of x, and the time that it would take."""
-    from ..autotune.plan import candidates, device_of
+def _plan(scheme: Scheme, act: str, shape: tuple[int, int], device: str | Device, ms=BUCKETS) -> PlanTable:
+    """The plan for a device that need not be here, judged first: what this build has may not run on it."""
+    device = device if isinstance(device, Device) else find_device(device)
+    archs = extension.cuda_library().lowbit_cuda_archs().decode()
+    if not any(extension.code_runs(arch, *divmod(device.capability, 10)) for arch in archs.split(";")):
+        raise ExtensionError(f"this build has CUDA kernels for {archs}, none for {device}: set LOWBIT_CUDA_ARCHS")
+    return plan_table(scheme, act, *shape, device, ms)
 
-    device = device_of(pw.device.index or 0)
-    first = {m: candidates(pw.scheme, act, m, *pw.shape, device)[:1] for m in _ROWS}
-    return "; ".join(f"{m} rows {found[0]}" for m, found in first.items() if found) or "the weight is expanded"
 
-
-def _of_weight(pw) -> dict[str, str]:
+def _of_weight(pw, device: str | Device | None) -> dict[str, str | PlanTable]:
     from ..pack import PackedWeight
 
     if not isinstance(pw, PackedWeight):
         raise DtypeError(f"expected a PackedWeight, got {type(pw).__name__}")
     facts = {"weight": repr(pw), "bits per weight": f"{8 * pw.nbytes / (pw.shape[0] * pw.shape[1]):.2f}"}
+    if device is None and pw.native and pw.layout != "cpu":
+        device = device_of(pw.device.index or 0)
     if pw.codebook is not None:
         return {**facts, "kernels for it": "none read codebooks yet: it is dequantized for every product"}
     for act in ACT_TYPES:
@@ -110,8 +127,8 @@ def _of_weight(pw) -> dict[str, str]:
         name = pw.dtype.name
         kernel = extension.kernel_name(name, act.name) if on_cpu else _cuda_kernels(pw.scheme, act.name, pw.device)
         facts[f"kernel for {wanted}"] = kernel or "none in this build"
-        if pw.native and not on_cpu and act.name in ("float16", "bfloat16"):
-            facts[f"plan for {wanted}"] = _plan(pw, act.name)
+        if device is not None and act.name in _PLANNED:
+            facts[f"plan for {wanted}"] = _plan(pw.scheme, act.name, pw.shape, device)
     return facts
 
 
@@ -125,14 +142,52 @@ def _cpu_name() -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`lowbit info` has no options."""
+    """What `lowbit info` takes."""
     parser.description = (
-        "Prints versions, the compiled library, the CPU's instruction sets and the variables that are set."
+        "Prints versions, the compiled library, the CPU's instruction sets and the variables that are set; or, with "
+        "--plan, which CUDA kernels would multiply by a weight, and how long each would take, for which no GPU is "
+        "needed."
+    )
+    parser.add_argument("--plan", nargs=2, metavar=("TYPE", "NxK"), help="plan for a weight, such as int4 8192x8192")
+    plan = parser.add_argument_group("with --plan")
+    plan.add_argument("--m", metavar="M,...", help=f"rows of x (default: {','.join(map(str, BUCKETS))})")
+    plan.add_argument("--group-size", type=int, metavar="G", help="-1: the whole row (default: 128)")
+    plan.add_argument("--zero-kind", choices=ZERO_KINDS, help="default: what the type needs")
+    plan.add_argument("--act", choices=_PLANNED, help=f"type of x (default: {_PLANNED[0]})")
+    plan.add_argument(
+        "--device", help=f"{', '.join(DEVICES)}, or CAPABILITY,BLOCKS,PAIRS (default: the GPU here, else h200)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the facts; 0, or 1 when the library does not load."""
+    """Print the facts, or a plan; 0, or 1 when the library does not load."""
+    if args.plan:
+        print(_planned(args))
+        return 0
+    if any(value is not None for name, value in vars(args).items() if name in _PLAN_OPTIONS):
+        raise SchemeError(f"--{', --'.join(_PLAN_OPTIONS).replace('_', '-')} go with --plan TYPE NxK, which is missing")
     facts = info()
     print(facts)
     return 0 if "kernels" in facts else 1
+
+
+def _planned(args: argparse.Namespace) -> Info:
+    """The plan that the command line asks for, and the CPU kernel for the same."""
+    name, shape = args.plan
+    act = args.act or _PLANNED[0]
+    scheme = Scheme.make(name, 128 if args.group_size is None else args.group_size, args.zero_kind)
+    n, k = _sizes(shape.lower(), "x", "--plan TYPE NxK such as int4 8192x8192", 2)
+    ms = BUCKETS if args.m is None else _sizes(args.m, ",", "--m 1,16,256")
+    device = args.device or (device_of(0) if extension.why_no_cuda(0) is None else next(iter(DEVICES)))
+    table = _plan(scheme, act, (n, k), device, ms)
+    on_cpu = extension.kernel_name(name, act) or "no kernel in this build"
+    where = "this GPU" if isinstance(device, Device) else device
+    weight = f"{scheme.weight} [{n}, {k}], group size {scheme.group_size}, zeros {scheme.zero_kind}"
+    return Info({"weight": weight, "on the CPU": f"{on_cpu}, in use: {extension.isa()}", f"on {where}, x {act}": table})
+
+
+def _sizes(text: str, between: str, expected: str, count: int | None = None) -> list[int]:
+    words = text.split(between)
+    if not all(word.strip().isdecimal() for word in words) or count not in (None, len(words)):
+        raise ShapeError(f"expected whole numbers, {expected}, got {text!r}")
+    return list(map(int, words))

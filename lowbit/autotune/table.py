@@ -1,0 +1,49 @@
+"""A plan for many numbers of rows of x: for people, a table; for programs, a dict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..scheme import Scheme
+from .plan import BUCKETS, Device, candidates
+
+#: What is said where no kernel multiplies, and where none does all rows at once.
+_EXPANDED = "none, the weight is expanded for torch's product"
+_PARTS = "none, some rows at a time, or expanded for torch's product"
+
+
+class PlanTable(dict):
+    """Number of rows of x -> its candidates, the one that is tried first first; ``device`` is what they are for.
+
+    Prints as a table, a line for each M: the kernel that is tried first, and the microseconds of all that have a time
+    there; where none has one, all that are tried, in order.
+    """
+
+    device: Device
+
+    def __str__(self) -> str:
+        timed = {c.name for found in self.values() for c in found if c.place == "timed"}
+        columns = sorted(timed, key=lambda name: (len(name), name))  # n8 before n16
+        shared = 0 if len(columns) < 2 else columns[0].rindex("_") + 1
+        lines = [["M", "first" if columns else "in this order", *(name[shared:] for name in columns)]]
+        for m, found in self.items():
+            us = {c.name: f"{c.us:.1f}" for c in found if c.place == "timed"}
+            tried = [c.name for c in found if c.place != "never"] or [_PARTS if found else _EXPANDED]
+            kernels = tried[0] if columns else ", ".join(tried)
+            lines.append([str(m), kernels, *(us.get(name, "-") for name in columns)])
+        title = f"microseconds, about, of {columns[0][:shared]}*" if columns else "no times are known"
+        return "\n".join([f"{title}; {self.device}", *_aligned(lines)])
+
+
+def plan_table(scheme: Scheme, act: str, n: int, k: int, device: Device, ms: Iterable[int] = BUCKETS) -> PlanTable:
+    """The candidates for each number of rows of x in ``ms``. Raises like :func:`~lowbit.autotune.plan.candidates`."""
+    table = PlanTable((m, candidates(scheme, act, m, n, k, device)) for m in ms)
+    table.device = device
+    return table
+
+
+def _aligned(lines: list[list[str]]) -> list[str]:
+    """Columns of equal width: numbers to the right, the kernel, the second one, to the left."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    sides = [str.rjust, str.ljust, *[str.rjust] * len(widths)]
+    return ["  ".join(map(lambda side, cell, w: side(cell, w), sides, line, widths)).rstrip() for line in lines]
