@@ -30,6 +30,12 @@ VARIABLES: tuple[Variable, ...] = (
         "Use the CPU kernels of this instruction set, not those of the best one; an error if this CPU lacks it.",
     ),
     Variable(
+        "LOWBIT_FORCE_KERNEL",
+        "run",
+        "a CUDA kernel of the manifest, such as `w4a16_gemm_sm90_n32`",
+        "Use this kernel for the products on CUDA of its types and rows of x; an error where it can't hold one.",
+    ),
+    Variable(
         "LOWBIT_LOG",
         "run",
         "`plan`",

@@ -46,17 +46,23 @@ class InexactError(FormatError):
 
 
 class EnvironmentVariableError(LowbitError, ValueError):
-    """A ``LOWBIT_*`` variable with a value that does not exist."""
+    """A ``LOWBIT_*`` variable with a value that does not exist, or that this machine can't keep."""
 
 
 class ExtensionError(LowbitError, ImportError):
     """The compiled libraries are missing or do not load on this machine."""
 
 
+#: Most names that a sentence lists.
+_FEW = 40
+
+
 def nearest(name: str, known) -> str:
-    """A short hint for a misspelt name: the known names that look most like it, or all of them."""
+    """A short hint for a misspelt name: the known names that look most like it, or all of a few if none does."""
     import difflib
 
     known = list(known)
     close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+    if not close and len(known) > _FEW:
+        close = difflib.get_close_matches(str(name), known, n=3, cutoff=0)
     return ", ".join(close or known)

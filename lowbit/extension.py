@@ -26,6 +26,7 @@ MANIFEST = LIBRARY.with_name("manifest.json")
 _lock = threading.RLock()
 _library: ctypes.CDLL | None = None
 _cuda: ctypes.CDLL | str = "lowbit's libraries are not loaded yet"  # the CUDA library, or why there is none
+_forced: bytes | None = None  # the CUDA kernel that force_cuda_kernel or LOWBIT_FORCE_KERNEL chose
 _warned: set[str] = set()
 
 _OK, _UNKNOWN, _UNUSABLE = range(3)  # what lowbit_set_isa returns
@@ -37,8 +38,8 @@ def load() -> ctypes.CDLL:
     where torch sees a CUDA device; :func:`cuda_kernels` says whether its kernels can be used.
 
     Raises ExtensionError when it is missing or does not load, EnvironmentVariableError for a ``LOWBIT_FORCE_ISA`` that
-    does not exist or that this CPU lacks, a ``LOWBIT_BATCH_INVARIANT`` other than 1 and 0, or a ``LOWBIT_LOG`` other
-    than plan.
+    does not exist or that this CPU lacks, a ``LOWBIT_BATCH_INVARIANT`` other than 1 and 0, a ``LOWBIT_LOG`` other than
+    plan, or, where the CUDA library is loaded, a ``LOWBIT_FORCE_KERNEL`` that it lacks.
     """
     global _library, _cuda
     if _library is not None:
@@ -107,10 +108,17 @@ def why_no_cuda(device: int) -> str | None:
 
 
 def cuda_kernels(device: int) -> bool:
-    """Whether lowbit's kernels run on a CUDA device. If not, torch operations must do; one warning says why."""
+    """Whether lowbit's kernels run on a CUDA device. If not, torch operations must do; one warning says why.
+
+    Raises EnvironmentVariableError when they don't and a variable needs them.
+    """
     reason = why_no_cuda(device)
     if reason is not None and env.get("LOWBIT_BATCH_INVARIANT") == "1":
-        raise ExtensionError(f"{reason}: LOWBIT_BATCH_INVARIANT=1 needs its kernels, torch operations promise nothing")
+        raise EnvironmentVariableError(
+            f"LOWBIT_BATCH_INVARIANT=1 needs lowbit's kernels, torch operations promise nothing: {reason}"
+        )
+    if reason is not None and (name := env.get("LOWBIT_FORCE_KERNEL")):
+        raise EnvironmentVariableError(f"LOWBIT_FORCE_KERNEL={name} needs lowbit's kernels: {reason}")
     if reason is not None and reason not in _warned:
         _warned.add(reason)
         warnings.warn(f"{reason}; products on CUDA use torch operations, which is slower", stacklevel=3)
@@ -185,13 +193,14 @@ def force_cuda_kernel(name: str) -> Iterator[None]:
 
     Raises SchemeError where the library has no such kernel or there is no library.
     """
-    library = cuda()
-    if isinstance(library, str) or library.lowbit_cuda_force(name.encode()):
-        raise SchemeError(library if isinstance(library, str) else f"no CUDA kernel of this build is called {name!r}")
+    library, before = cuda(), _forced
+    reason = library if isinstance(library, str) else _force(library, name.encode())
+    if reason:
+        raise SchemeError(reason)
     try:
         yield
     finally:
-        library.lowbit_cuda_force(None)
+        _force(library, before)
 
 
 @contextlib.contextmanager
@@ -253,6 +262,9 @@ def _open_cuda() -> ctypes.CDLL | str:
     except ExtensionError as error:
         return str(error)
     library.lowbit_cuda_batch_invariant(env.get("LOWBIT_BATCH_INVARIANT") == "1")
+    name = env.get("LOWBIT_FORCE_KERNEL")
+    if name is not None and (reason := _force(library, name.encode())):
+        raise EnvironmentVariableError(f"LOWBIT_FORCE_KERNEL: {reason}")
     if env.get("LOWBIT_LOG") == "plan":
         # Why here: a later room, which only this variable asks for.
         importlib.import_module(f"{__package__}.autotune.log").watch(library)
@@ -276,6 +288,17 @@ def _open_cuda_library() -> ctypes.CDLL:
         raise ExtensionError(
             f"lowbit's CUDA library {CUDA_LIBRARY} does not load ({error}): build lowbit again"
         ) from error
+
+
+def _force(library: ctypes.CDLL, name: bytes | None) -> str | None:
+    """Force a CUDA kernel, or none; the reason why not when the library has no such kernel."""
+    global _forced
+    if library.lowbit_cuda_force(name):
+        names = library.lowbit_cuda_kernel_rows().decode().split()
+        word = name.decode()
+        return f"no CUDA kernel of this build is called {word!r}; did you mean {nearest(word, names)}?"
+    _forced = name
+    return None
 
 
 def code_runs(arch: str, major: int, minor: int) -> bool:
