@@ -204,3 +204,15 @@ def test_the_page_of_plans_shows_what_the_command_prints(capsys):
         assert main([*words.split(), "--device", "h200"]) == 0
         without_cpu = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("on the CPU")]
         assert without_cpu == [line for line in shown.splitlines() if not line.startswith(("on the CPU", "```"))]
+
+
+def test_plan_of_a_weight_with_whole_zeros_is_the_one_that_products_go_by():
+    """Its kernels are those of a weight without zeros; a plan for any zeros would name others."""
+    codes = torch.zeros(8192, 128, dtype=torch.uint8)
+    scales = torch.ones(8192, 1, dtype=torch.float16)
+    found = {}
+    for zero in (7, 7.5):
+        qt = lowbit.QuantTensor.from_codes(codes, scales, torch.full_like(scales, zero), dtype="uint4", group_size=128)
+        plan = lowbit.info(lowbit.pack_weight(qt), device="h200")["plan for x float16"]
+        found[zero] = {c.name: c.place for c in plan[128]}
+    assert found[7]["wu4a16_gemm_sm90_n96"] == "timed" and found[7.5]["wu4a16_gemm_sm90_n96"] == "never"

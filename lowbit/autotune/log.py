@@ -11,7 +11,7 @@ import ctypes
 import logging
 
 from ..dtypes import ACT_TYPES, WEIGHT_TYPES
-from ..scheme import SCALE_TYPES, ZERO_KINDS, Scheme
+from ..scheme import OP_ZERO_KINDS, SCALE_TYPES, WHOLE_ZEROS, Scheme
 from .plan import BUCKETS, Candidate, Device, candidates
 
 _logger = logging.getLogger("lowbit")
@@ -63,12 +63,13 @@ def sentence(product: Product) -> str:
     scheme = Scheme(
         WEIGHT_TYPES[product.weight],
         product.group_size,
-        ZERO_KINDS[product.zero_kind],
+        OP_ZERO_KINDS[product.zero_kind],
         SCALE_TYPES[product.scale_type],
     )
     act = ACT_TYPES[product.act].name
     device = Device(product.capability, product.blocks, product.pairs)
-    found = candidates(scheme, act, product.m, product.n, product.k, device)
+    whole = product.zero_kind == WHOLE_ZEROS
+    found = candidates(scheme, act, product.m, product.n, product.k, device, whole_zeros=whole)
     least, most = bucket(product.m)
     rows = "" if most == least else f" (of {least} and more)" if most is None else f" (of {least} to {most})"
     zeros = "" if scheme.zero_kind == "none" else f", zeros {scheme.zero_kind!r}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .. import extension
 from ..dtypes import act_id, act_type, weight_id
 from ..errors import DeviceError, ExtensionError, ShapeError
-from ..scheme import ZERO_KINDS, Scheme
+from ..scheme import WHOLE_ZEROS, ZERO_KINDS, Scheme
 
 #: Rows of x, each standing for those from the one before on, that plans are shown and logged for.
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
@@ -70,9 +70,12 @@ def find_device(text: str) -> Device:
     return Device(*map(int, numbers))
 
 
-def candidates(scheme: Scheme, act: str, m: int, n: int, k: int, device: Device) -> list[Candidate]:
+def candidates(
+    scheme: Scheme, act: str, m: int, n: int, k: int, device: Device, *, whole_zeros: bool = False
+) -> list[Candidate]:
     """The kernels of this build for x ``[m, k]`` of type ``act`` times a weight ``[n, k]`` on a device, which need not
     exist here, the one that is tried first first; none where the weight is expanded (float32 x or scales).
+    whole_zeros: all zeros are whole numbers, which is found out when a weight is packed.
 
     Raises ShapeError for a size below 1, ExtensionError when this build has no CUDA library that loads.
     """
@@ -88,7 +91,7 @@ def candidates(scheme: Scheme, act: str, m: int, n: int, k: int, device: Device)
         n,
         k,
         scheme.group_size,
-        ZERO_KINDS.index(scheme.zero_kind),
+        WHOLE_ZEROS if whole_zeros else ZERO_KINDS.index(scheme.zero_kind),
         device.capability,
         device.blocks,
         device.pairs,

@@ -35,9 +35,11 @@ class PlanTable(dict):
         return "\n".join([f"{title}; {self.device}", *_aligned(lines)])
 
 
-def plan_table(scheme: Scheme, act: str, n: int, k: int, device: Device, ms: Iterable[int] = BUCKETS) -> PlanTable:
+def plan_table(
+    scheme: Scheme, act: str, n: int, k: int, device: Device, ms: Iterable[int] = BUCKETS, *, whole_zeros: bool = False
+) -> PlanTable:
     """The candidates for each number of rows of x in ``ms``. Raises like :func:`~lowbit.autotune.plan.candidates`."""
-    table = PlanTable((m, candidates(scheme, act, m, n, k, device)) for m in ms)
+    table = PlanTable((m, candidates(scheme, act, m, n, k, device, whole_zeros=whole_zeros)) for m in ms)
     table.device = device
     return table
 

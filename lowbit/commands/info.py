@@ -14,7 +14,7 @@ from ..autotune.plan import BUCKETS, DEVICES, Device, device_of, find_device
 from ..autotune.table import PlanTable, plan_table
 from ..dtypes import ACT_TYPES
 from ..errors import DtypeError, ExtensionError, SchemeError, ShapeError
-from ..scheme import FAMILY_ACTS, ZERO_KINDS, Scheme, why_not
+from ..scheme import FAMILY_ACTS, WHOLE_ZEROS, ZERO_KINDS, Scheme, why_not
 
 #: Types of x that products on CUDA are planned for.
 _PLANNED = FAMILY_ACTS["decode"]
@@ -102,17 +102,18 @@ def _cuda_kernels(scheme: Scheme, act: str, device: torch.device) -> str:
     return ", ".join(name + (f" in tiles of up to {rows} rows of x" if rows else "") for name, rows in largest.items())
 
 
-def _plan(scheme: Scheme, act: str, shape: tuple[int, int], device: str | Device, ms=BUCKETS) -> PlanTable:
+def _plan(scheme: Scheme, act: str, shape, device: str | Device, ms=BUCKETS, whole_zeros=False) -> PlanTable:
     """The plan for a device that need not be here, judged first: what this build has may not run on it."""
     device = device if isinstance(device, Device) else find_device(device)
     archs = extension.cuda_library().lowbit_cuda_archs().decode()
     if not any(extension.code_runs(arch, *divmod(device.capability, 10)) for arch in archs.split(";")):
         raise ExtensionError(f"this build has CUDA kernels for {archs}, none for {device}: set LOWBIT_CUDA_ARCHS")
-    return plan_table(scheme, act, *shape, device, ms)
+    return plan_table(scheme, act, *shape, device, ms, whole_zeros=whole_zeros)
 
 
 def _of_weight(pw, device: str | Device | None) -> dict[str, str | PlanTable]:
     from ..pack import PackedWeight
+    from ..pack.packed import op_numbers
 
     if not isinstance(pw, PackedWeight):
         raise DtypeError(f"expected a PackedWeight, got {type(pw).__name__}")
@@ -128,7 +129,8 @@ def _of_weight(pw, device: str | Device | None) -> dict[str, str | PlanTable]:
         kernel = extension.kernel_name(name, act.name) if on_cpu else _cuda_kernels(pw.scheme, act.name, pw.device)
         facts[f"kernel for {wanted}"] = kernel or "none in this build"
         if device is not None and act.name in _PLANNED:
-            facts[f"plan for {wanted}"] = _plan(pw.scheme, act.name, pw.shape, device)
+            whole = op_numbers(pw.scheme, pw.shape, pw.zeros)[-1] == WHOLE_ZEROS
+            facts[f"plan for {wanted}"] = _plan(pw.scheme, act.name, pw.shape, device, whole_zeros=whole)
     return facts
 
 
