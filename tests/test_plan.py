@@ -206,6 +206,7 @@ def test_the_page_of_plans_shows_what_the_command_prints(capsys):
         assert without_cpu == [line for line in shown.splitlines() if not line.startswith(("on the CPU", "```"))]
 
 
+@needs_library
 def test_plan_of_a_weight_with_whole_zeros_is_the_one_that_products_go_by():
     """Its kernels are those of a weight without zeros; a plan for any zeros would name others."""
     codes = torch.zeros(8192, 128, dtype=torch.uint8)
