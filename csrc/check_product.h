@@ -22,8 +22,8 @@ inline void set_zero_kind(Weight& w, int64_t zero_kind) {
 
 // The tensors of a packed weight in `which` layout, all at `place`.
 inline Weight check_weight(Layout which, Place place, const Tensor& codes, const Tensor& scales,
-                           const std::optional<Tensor>& zeros, int64_t n, int64_t k, int64_t weight, int64_t group_size,
-                           int64_t zero_kind) {
+                           const std::optional<Tensor>& zeros, const std::optional<Tensor>& codebook, int64_t n,
+                           int64_t k, int64_t weight, int64_t group_size, int64_t zero_kind) {
   STD_TORCH_CHECK(n >= 1 && n < kSizeLimit && k >= 1 && k < kSizeLimit, "n and k must be 1 to 2^31 - 1, got ", n,
                   " and ", k);
   STD_TORCH_CHECK(weight >= 0 && weight < kWeightTypes, "weight must be 0 to ", kWeightTypes - 1, ", got ", weight);
@@ -51,15 +51,28 @@ inline Weight check_weight(Layout which, Place place, const Tensor& codes, const
     check_dense(*zeros, "zeros", {blocks, groups, 16});
     STD_TORCH_CHECK(raw_dtype(*zeros) == raw_dtype(scales), "zeros must have the type of scales");
   }
+  if (codebook) {
+    STD_TORCH_CHECK(kCodebookTypes[weight] >= 0, "a codebook goes with uint types, got weight type ", weight);
+    check_place(*codebook, "codebook", place);
+    STD_TORCH_CHECK(raw_dtype(*codebook) == aoti_torch_dtype_float32(), "codebook must be float32, got type number ",
+                    raw_dtype(*codebook));
+    check_dense(*codebook, "codebook", {int64_t{1} << kWeightBits[weight]});
+  }
   Weight w{static_cast<const uint8_t*>(codes.const_data_ptr()),
            scales.const_data_ptr(),
            data_or_null(zeros),
+           static_cast<const float*>(data_or_null(codebook)),
            n,
            k,
            group_size,
            scale_type(scales, "scales")};
   set_zero_kind(w, zero_kind);
   return w;
+}
+
+// The type whose kernels serve a checked weight of a weight type.
+inline int kernel_type(const Weight& w, int64_t weight) {
+  return w.codebook ? kCodebookTypes[weight] : static_cast<int>(weight);
 }
 
 // x [..., k], bias [n] or none, out [..., n] for a checked weight. How to run is left to the caller.

@@ -28,7 +28,7 @@ const KernelRow kRows[] = {
     {nullptr, nullptr, 0, 0, nullptr},  // an array may not be empty, and a build may have no kernel
 };
 
-using Table = std::array<std::array<const KernelRow*, kActTypes>, kWeightTypes>;
+using Table = std::array<std::array<const KernelRow*, kActTypes>, kKernelTypes>;
 
 // One table per ISA, best first; an ISA without a row of its own takes that of the next usable one below.
 const Table* tables() {
@@ -50,7 +50,7 @@ const Table* tables() {
 KernelRows kernel_rows() { return {std::begin(kRows), std::end(kRows) - 1}; }
 
 const KernelRow* find(int isa, int weight, int act) {
-  if (isa < 0 || isa >= isa_count() || weight < 0 || weight >= kWeightTypes || act < 0 || act >= kActTypes)
+  if (isa < 0 || isa >= isa_count() || weight < 0 || weight >= kKernelTypes || act < 0 || act >= kActTypes)
     return nullptr;
   return tables()[isa][weight][act];
 }

@@ -7,7 +7,7 @@ namespace lowbit {
 struct KernelRow {
   const char* name;
   const char* isa;
-  int weight;  // index into WEIGHT_TYPES of lowbit/dtypes.py
+  int weight;  // index into KERNEL_TYPES of lowbit/dtypes.py
   int act;     // index into ACT_TYPES of lowbit/dtypes.py
   MatmulFn run;
 };

@@ -24,6 +24,7 @@ def explain(tags: str) -> str:
         "codes": f"integer products on the CPU use {multiplier} * code",
         "bytes": "integer products on the CPU use a table of bytes",
         "floats": "every product is in floating point (no byte form: the values span too wide)",
+        "codebook": "every product is in floating point (the values are a table that comes with the weight)",
     }[kind]
     lines = [f"{weight.name}: {weight.bits} bits in planes of {weight.planes}; {how}"]
     if weight.byte_form:

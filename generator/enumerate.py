@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from lowbit.dtypes import ACT_TYPES, WEIGHT_TYPES, ActType, WeightType
+from lowbit.dtypes import ACT_TYPES, KERNEL_TYPES, ActType, WeightType
 from lowbit.errors import SchemeError
 from lowbit.scheme import why_not
 
@@ -40,8 +40,8 @@ class Row:
 
     @property
     def affine(self) -> tuple[int, int]:
-        """``(step, offset)`` with value = step * code - offset; (1, 0) for floats, whose codes mean something else."""
-        if self.weight.kind == "float":
+        """``(step, offset)`` with value = step * code - offset; (1, 0) where codes mean something else."""
+        if self.weight.kind not in ("int", "uint"):
             return 1, 0
         first, second = map(int, self.weight.values[:2])
         return second - first, -first
@@ -49,12 +49,12 @@ class Row:
 
 def decoder(weight: WeightType) -> tuple[str, int]:
     """How integer products see a code: ``("codes", m)`` the byte is m * code, ``("bytes", 0)`` it stands in a table,
-    ``("floats", 0)`` it has no byte.
+    ``("floats", 0)`` it has no byte, ``("codebook", 0)`` nor a value before the weight brings its table.
 
     The byte of a code is ``value * 2**shift + offset`` (WeightType.byte_form); floats have no such form.
     """
     if weight.byte_form is None:
-        return "floats", 0
+        return "codebook" if weight.kind == "codebook" else "floats", 0
     for multiplier in (1, 2):
         if all(byte == multiplier * code for code, byte in enumerate(byte_table(weight))):
             return "codes", multiplier
@@ -78,7 +78,7 @@ def rows(arch: str | None = None, only: str | None = None, cuda_archs: Sequence[
         Row(family, variant, weight, act)
         for family in families()
         for variant in family.variants
-        for weight in WEIGHT_TYPES
+        for weight in KERNEL_TYPES
         for act in ACT_TYPES
         if re.fullmatch(variant.weights, weight.name) and why_not(weight, act, family=family.name) is None
     ]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from lowbit.dtypes import ACT_TYPES, WEIGHT_TYPES
+from lowbit.dtypes import ACT_TYPES, KERNEL_TYPES
 
 from .enumerate import Row, decoder
 
@@ -50,7 +50,7 @@ def support_table(found: Sequence[Row]) -> str:
     """What is built, in Markdown: weight types (neighbours with equal rows together) x activation types."""
     heads = " | ".join(f"x {a.name}" if not a.on_the_fly else f'`act="{a.name}"`' for a in ACT_TYPES)
     groups: list[tuple[list[str], str, list[str]]] = []
-    for weight in WEIGHT_TYPES:
+    for weight in KERNEL_TYPES:
         cells = []
         for act in ACT_TYPES:
             built: dict[str, list[str]] = {}
@@ -65,8 +65,9 @@ def support_table(found: Sequence[Row]) -> str:
             groups.append(([weight.name], weight.kind, cells))
     body = []
     for names, kind, cells in groups:
-        spread = [f"`{n}`" for n in names] if kind == "float" or len(names) < 3 else [f"`{names[0]}` to `{names[-1]}`"]
-        body.append(f"| {', '.join(spread)} | " + " | ".join(cells) + " |\n")
+        named = [f"`{name.replace('codebook', 'uint')}`" for name in names]
+        spread = ", ".join(named) if kind == "float" or len(names) < 3 else f"{named[0]} to {named[-1]}"
+        body.append(f"| {spread}{' with a codebook' * (kind == 'codebook')} | " + " | ".join(cells) + " |\n")
     return f"| weight | {heads} |\n|" + " --- |" * (len(ACT_TYPES) + 1) + "\n" + "".join(body)
 
 

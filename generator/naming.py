@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from lowbit.dtypes import ACT_TYPES, WEIGHT_TYPES, ActType, WeightType
+from lowbit.dtypes import ACT_TYPES, KERNEL_TYPES, ActType, WeightType
 from lowbit.errors import SchemeError, nearest
 
 from .families import Family, Variant
 
-_KIND_TAGS = {"int": "w", "uint": "wu", "float": "wf"}
+_KIND_TAGS = {"int": "w", "uint": "wu", "float": "wf", "codebook": "wc"}
 #: The CUDA types of activations.
 CUDA_ACTS = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 
 def weight_tag(weight: WeightType) -> str:
-    """int4 -> w4, uint4 -> wu4, float4_e2m1 -> wf4e2m1."""
+    """int4 -> w4, uint4 -> wu4, float4_e2m1 -> wf4e2m1, codebook4 -> wc4."""
     return _KIND_TAGS[weight.kind] + weight.name.removeprefix(weight.kind).replace("_", "")
 
 
@@ -41,7 +41,7 @@ def cpp_weight(weight: WeightType) -> str:
     """The type that names a weight type in CUDA templates; int b and uint b share one."""
     if weight.kind == "float":
         return f"lowbit::Float<{weight.exponent}, {weight.mantissa}>"
-    return f"lowbit::Int<{weight.bits}>"
+    return f"lowbit::{'Codebook' if weight.kind == 'codebook' else 'Int'}<{weight.bits}>"
 
 
 def table_name(weight: WeightType) -> str:
@@ -56,13 +56,12 @@ def enumerator(name: str) -> str:
 
 def parse_tags(tags: str) -> tuple[WeightType, tuple[ActType, ...]]:
     """``w3a8`` -> (int3, (int8,)); ``w3`` -> (int3, every activation type). Raises SchemeError with near names."""
-    for weight in WEIGHT_TYPES:
+    for weight in KERNEL_TYPES:
         if tags == weight_tag(weight):
             return weight, ACT_TYPES
-    for weight in WEIGHT_TYPES:
         for act in ACT_TYPES:
             if tags == weight_tag(weight) + act.tag:
                 return weight, (act,)
-    weights = nearest(tags, [weight_tag(w) for w in WEIGHT_TYPES])
+    weights = nearest(tags, [weight_tag(w) for w in KERNEL_TYPES])
     acts = ", ".join(a.tag for a in ACT_TYPES)
     raise SchemeError(f"expected a weight tag ({weights}) with an activation tag ({acts}) such as w3a8, got {tags!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from lowbit.dtypes import ACT_TYPES, WEIGHT_TYPES, WeightType, act_id, weight_id
+from lowbit.dtypes import ACT_TYPES, KERNEL_TYPES, WEIGHT_TYPES, WeightType, act_id, kernel_type, weight_id
 from lowbit.scheme import SCALE_TYPES, ZERO_KINDS
 
 from .enumerate import Row, byte_table, decoder, units
@@ -42,9 +42,9 @@ def _literal(value: float) -> str:
 
 
 def _table(weight: WeightType) -> str:
-    """The struct with a type's bytes or values; none for a decoder that computes them."""
+    """The struct with a type's bytes or values; none for a decoder that computes them or is given them."""
     kind, _ = decoder(weight)
-    if kind == "codes":
+    if kind in ("codes", "codebook"):
         return ""
     if kind == "bytes":
         member, items = "uint8_t kBytes", map(str, byte_table(weight))
@@ -58,9 +58,9 @@ def _table(weight: WeightType) -> str:
 def _cpu_kernel(row: Row) -> str:
     weight = row.weight
     kind, multiplier = decoder(weight)
-    second = multiplier if kind == "codes" else table_name(weight)
+    second = {"codes": f", {multiplier}", "codebook": ""}.get(kind, f", {table_name(weight)}")
     shift, offset = weight.byte_form or (0, 0)
-    types = f"{kind.capitalize()}<{weight.bits}, {second}>, ActType::{enumerator(row.act.name)}"
+    types = f"{kind.capitalize()}<{weight.bits}{second}>, ActType::{enumerator(row.act.name)}"
     call = f"matmul<{types}>(args, ByteForm{{{shift}, {offset}}});"
     return f"void {row.name}(const MatmulArgs& args) {{ {call} }}\n"
 
@@ -139,9 +139,11 @@ def types() -> str:
         for i, name in enumerate(names)
     ]
     counts = f"constexpr int kWeightTypes = {len(WEIGHT_TYPES)};\nconstexpr int kActTypes = {len(ACT_TYPES)};\n"
-    counts += f"constexpr int kWeightBits[] = {{{', '.join(str(w.bits) for w in WEIGHT_TYPES)}}};\n"
-    floats = ", ".join(str(w.kind == "float").lower() for w in WEIGHT_TYPES)
-    counts += f"constexpr bool kWeightIsFloat[] = {{{floats}}};\n"
+    counts += f"constexpr int kKernelTypes = {len(KERNEL_TYPES)};\n"
+    counts += f"constexpr int kWeightBits[] = {{{', '.join(str(w.bits) for w in KERNEL_TYPES)}}};\n"
+    counts += f"constexpr bool kWeightIsFloat[] = {{{', '.join(str(int(w.kind == 'float')) for w in KERNEL_TYPES)}}};\n"
+    books = ", ".join(str(weight_id(kernel_type(w, True)) if w.kind == "uint" else -1) for w in WEIGHT_TYPES)
+    counts += f"constexpr int kCodebookTypes[] = {{{books}}};  // by weight type; -1: none goes with it\n"
     return f"{banner('args.h')}namespace lowbit {{\n{counts}{''.join(lines)}}}  // namespace lowbit\n"
 
 

@@ -16,7 +16,8 @@ from .errors import DtypeError, SchemeError, nearest
 
 @dataclass(frozen=True)
 class WeightType:
-    """One weight type. ``kind`` is ``int`` (symmetric), ``uint`` (with a zero point) or ``float``."""
+    """One weight type. ``kind`` is ``int`` (symmetric), ``uint`` (with a zero point), ``float``, or ``codebook`` (of
+    :data:`KERNEL_TYPES` alone)."""
 
     name: str
     kind: str
@@ -26,7 +27,10 @@ class WeightType:
 
     @cached_property
     def values(self) -> tuple[float, ...]:
-        """The value of each of the 2**bits codes (NaN and infinity where the code means that)."""
+        """The value of each of the 2**bits codes (NaN and infinity where the code means that); none of a codebook,
+        whose values come with the weight."""
+        if self.kind == "codebook":
+            return ()
         return tuple(self._value(code) for code in range(1 << self.bits))
 
     def _value(self, code: int) -> float:
@@ -67,7 +71,7 @@ class WeightType:
 
         None where no such pair exists: then the CPU kernels multiply in floating point.
         """
-        if self.invalid_codes:
+        if self.invalid_codes or self.kind == "codebook":
             return None
         for shift in range(9):
             scaled = [v * 2.0**shift for v in self.values]
@@ -100,11 +104,18 @@ _FLOATS = (
     "float6_e3m2", "float7_e3m3", "float7_e4m2", "float8_e4m3", "float8_e5m2",
 )  # fmt: skip
 
-#: Every weight type, in the order of its id (its index): append only, ids stand in compiled kernels.
+#: Every weight type, in the order of its id (its index): append only, exported programs hold ids.
 WEIGHT_TYPES: tuple[WeightType, ...] = (
     *(WeightType(f"int{b}", "int", b) for b in range(1, 9)),
     *(WeightType(f"uint{b}", "uint", b) for b in range(1, 9)),
     *(_float(n) for n in _FLOATS),
+)
+
+#: What kernels are built for, in the order of their ids: the weight types, then a codebook of each width, which serves
+#: weights of a uint type that have a table of 2**bits floats in place of the type's own values.
+KERNEL_TYPES: tuple[WeightType, ...] = (
+    *WEIGHT_TYPES,
+    *(WeightType(f"codebook{b}", "codebook", b) for b in range(1, 9)),
 )
 
 #: Every activation type, in the order of its id.
@@ -116,6 +127,7 @@ ACT_TYPES: tuple[ActType, ...] = (
 )
 
 _WEIGHTS = {t.name: t for t in WEIGHT_TYPES}
+_KERNELS = {t.name: t for t in KERNEL_TYPES}
 _ACTS = {t.name: t for t in ACT_TYPES}
 
 
@@ -130,6 +142,19 @@ def weight_type(name: str | WeightType) -> WeightType:
     return _WEIGHTS[name]
 
 
+def kernel_type(weight: str | WeightType, codebook: bool = False) -> WeightType:
+    """The type whose kernels serve weights of a type (``codebook``: those with one), or that the manifest calls so.
+
+    Raises SchemeError where a codebook goes with none, KeyError for another name.
+    """
+    wtype = _KERNELS[weight] if isinstance(weight, str) else weight
+    if not codebook:
+        return wtype
+    if wtype.kind != "uint":
+        raise SchemeError(f"a codebook goes with a uint type such as uint{wtype.bits}, got {wtype}")
+    return _KERNELS[f"codebook{wtype.bits}"]
+
+
 def act_type(name: str | ActType) -> ActType:
     """The activation type called ``name``. Raises SchemeError with the nearest names."""
     if isinstance(name, ActType):
@@ -140,8 +165,8 @@ def act_type(name: str | ActType) -> ActType:
 
 
 def weight_id(wtype: WeightType) -> int:
-    """The number that stands for a weight type in compiled code."""
-    return WEIGHT_TYPES.index(wtype)
+    """The number that stands for a type of :data:`KERNEL_TYPES` in compiled code."""
+    return KERNEL_TYPES.index(wtype)
 
 
 def act_id(act: ActType) -> int:

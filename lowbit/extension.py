@@ -161,8 +161,8 @@ def manifest(family: str | None = None) -> list[dict]:
 
 
 def kernel_name(weight: str, act: str, isa_name: str | None = None) -> str | None:
-    """The CPU kernel that serves a weight type and an activation type under an instruction set (by default the one in
-    use): its own, or that of the next one below that this CPU has; None when the build has none.
+    """The CPU kernel that serves a type of dtypes.KERNEL_TYPES and an activation type under an instruction set (by
+    default the one in use): its own, or that of the next one below that this CPU has; None when the build has none.
     """
     usable = isas()
     below = usable[usable.index(isa() if isa_name is None else isa_name) :]
@@ -207,8 +207,9 @@ def force_cuda_kernel(name: str) -> Iterator[None]:
 def batch_invariant(on: bool = True) -> Iterator[None]:
     """Inside a ``with`` block, a row of a product on CUDA is the same to the bit whatever rows x has beside it, at the
     cost of speed. It changes the whole process, as ``LOWBIT_BATCH_INVARIANT=1`` does from the start. Products that
-    can't be so (float32 x or scales) raise RuntimeError. On CPUs with AVX-512 every product is so; AVX2 and plain C++
-    sum a row alone in another order.
+    can't be so (float32 x or scales, codebooks) raise RuntimeError. On CPUs with AVX-512 products of types with a byte
+    form (``WeightType.byte_form``) are so; other floats and codebooks, AVX2 and plain C++ sum a row alone in another
+    order.
     """
     library = cuda()
     before = None if isinstance(library, str) else library.lowbit_cuda_batch_invariant(on)

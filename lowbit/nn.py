@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .errors import DtypeError, SchemeError, ShapeError
-from .ops.codebook import product_by_rows, warn_codebook
+from .ops.canonical import product_by_rows
 from .ops.launch import product
 from .ops.schema import check_act, check_x, type_name
 from .pack import PackedWeight, pack_weight
@@ -31,11 +31,11 @@ class Linear(nn.Linear):
     :meth:`from_linear`, :meth:`from_quant_tensor` or :func:`lowbit.quantize_model`.
 
     Frozen parameters ``qweight`` (uint8), ``scales``, ``zeros``, ``perm`` and ``codebook`` (or None) hold one copy of
-    the weight: canonical, or packed for the device once :func:`prepare` ran (``layout`` says which). With a codebook it
-    stays canonical, and each product dequantizes it: no kernel reads codebooks yet. ``state_dict``, pickle and
-    :meth:`quant_tensor` give the canonical form, and loading packs again. ``.to(dtype)`` changes ``bias`` and
-    ``weight.dtype`` and leaves the weight as it is; a move to another device packs for that device. Gradients reach x
-    and bias. There is no float weight: ``weight`` is an empty tensor that has its type and device.
+    the weight: canonical, or packed for the device once :func:`prepare` ran (``layout`` says which; a
+    codebook of 16 bits is then fp32). ``state_dict``, pickle and :meth:`quant_tensor` give the canonical form, and
+    loading packs again. ``.to(dtype)`` changes ``bias`` and ``weight.dtype`` and leaves the weight as it is; a move to
+    another device packs for that device. Gradients reach x and bias. There is no float weight: ``weight`` is an empty
+    tensor that has its type and device.
 
     scheme: the :class:`~lowbit.scheme.Scheme`; dtype: type of bias and of ``weight.dtype``; act: None or "int8", see
     :func:`lowbit.matmul`; perm, codebook: whether the weight has an order of its columns, and a table of values (fp32
@@ -64,10 +64,10 @@ class Linear(nn.Linear):
         n, k = out_features, in_features
         if n < 1 or k < 1:
             raise ShapeError(f"in_features and out_features must be at least 1, got {k} and {n}")
-        check_act(act)
+        check_act(act, codebook=codebook)
         self._numbers = op_numbers(scheme, (n, k))
         groups, stored = (n, scheme.groups(k)), getattr(torch, scheme.scale_type)
-        self._stored = stored
+        self._stored, self._stored_codebook = stored, torch.float32
         # Why not register_parameter: the property of that name stands in its way.
         self._parameters["weight"] = None
         has_zeros = scheme.zero_kind != "none"
@@ -100,8 +100,6 @@ class Linear(nn.Linear):
         """A layer of a QuantTensor and a bias [N] (a Parameter is shared); dtype: by default the bias's or scales'."""
         if not isinstance(qt, QuantTensor):
             raise DtypeError(f"expected a QuantTensor, got {type(qt).__name__}")
-        if qt.codebook is not None and act is not None:
-            raise SchemeError(f"act must be None for a weight with a codebook, got {act!r}: no kernel reads them yet")
         options = {"scheme": qt.scheme, "act": act, "perm": qt.perm is not None, "codebook": qt.codebook is not None}
         n, k = qt.shape
         if bias is not None and tuple(bias.shape) != (n,):
@@ -117,20 +115,21 @@ class Linear(nn.Linear):
         if self.layout is not None:
             if self.scales.dtype is not self._stored:
                 self._restore_type()
-            return product(x, self.qweight, self.scales, self.zeros, self.perm, self.bias, self._numbers, self.act)
+            held = (self.qweight, self.scales, self.zeros, self.perm, self.codebook)
+            return product(x, *held, self.bias, self._numbers, self.act)
         return self._forward_canonical(x)
 
     def prepare(self) -> Linear:
         """Pack the weight for its device, in place of the canonical form; nothing to do for one that is packed.
 
-        Stays canonical (and slow): a device without kernels, parameters that are no plain tensors (FSDP, DTensor), and
-        a weight with a codebook.
+        Stays canonical (and slow): a device without kernels, and parameters that are no plain tensors (FSDP, DTensor).
         """
-        plain = type(self.qweight) is nn.Parameter and self.codebook is None
+        plain = type(self.qweight) is nn.Parameter
         if self.layout is None and plain and has_kernels(self.qweight.device):
             with torch.inference_mode(False), torch.no_grad():
                 pw = pack_weight(self.quant_tensor(), self.qweight.device)
-                self._hold(pw.codes, pw.scales, pw.zeros, pw.perm, None, layout=pw.layout)
+                self._stored_codebook = pw.codebook_dtype
+                self._hold(pw.codes, pw.scales, pw.zeros, pw.perm, pw.codebook, layout=pw.layout)
         return self
 
     def unprepare(self) -> Linear:
@@ -143,7 +142,7 @@ class Linear(nn.Linear):
         if self.layout is not None:
             with torch.inference_mode(False), torch.no_grad():
                 qt = self.quant_tensor()
-                self._hold(qt.codes, qt.scales, qt.zeros, qt.perm, None, layout=None)
+                self._hold(qt.codes, qt.scales, qt.zeros, qt.perm, qt.codebook, layout=None)
         return self
 
     def quant_tensor(self) -> QuantTensor:
@@ -162,7 +161,9 @@ class Linear(nn.Linear):
         shape, s = (self.out_features, self.in_features), self.scheme
         codes, scales, zeros, perm, codebook = held
         if self.layout is not None:
-            return PackedWeight(codes, scales, zeros, perm, scheme=s, shape=shape, layout=self.layout).unpack()
+            book = {"codebook": codebook, "codebook_dtype": self._stored_codebook}
+            packed = PackedWeight(codes, scales, zeros, perm, scheme=s, shape=shape, layout=self.layout, **book)
+            return packed.unpack()
         options = {"dtype": s.weight, "group_size": s.group_size, "zero_kind": s.zero_kind}
         return QuantTensor(codes, scales, zeros, shape=shape, perm=perm, codebook=codebook, **options)
 
@@ -272,8 +273,9 @@ class Linear(nn.Linear):
         packed = state.pop("_was_packed", False)
         state.setdefault("_stored", getattr(torch, state["scheme"].scale_type))  # pickles of 0.1.0 lack it
         super().__setstate__(state)
-        # Why: pickles of version 0.1.0 have no place for it.
-        self._parameters.setdefault("codebook", None)
+        # Why: pickles of version 0.1.0 have no place for it, later ones none for its type.
+        codebook = self._parameters.setdefault("codebook", None)
+        self.__dict__.setdefault("_stored_codebook", torch.float32 if codebook is None else codebook.dtype)
         if packed:
             self.prepare()
 
@@ -287,14 +289,12 @@ class Linear(nn.Linear):
     # ---- the slow path -------------------------------------------------------------------------------------------
 
     def _forward_canonical(self, x: torch.Tensor) -> torch.Tensor:
-        if self.codebook is not None:
-            warn_codebook()
-        elif not torch.compiler.is_compiling() and self.qweight.device.type != "meta":
+        if not torch.compiler.is_compiling() and self.qweight.device.type != "meta":
             _warn_once(self.qweight.device)
         check_x(x, self.in_features, self.qweight.device)
         if self.act is not None:
             raise SchemeError(f"act={self.act!r} needs a packed weight; call lowbit.prepare(model) first")
-        return product_by_rows(x, self.quant_tensor(), self.bias, None, _SCRATCH_BYTES)
+        return product_by_rows(x, self.quant_tensor(), self.bias, _SCRATCH_BYTES)
 
 
 def prepare(model: nn.Module) -> nn.Module:

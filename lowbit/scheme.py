@@ -28,6 +28,8 @@ FAMILY_ACTS = {
     "gemm_sm90": ("float16", "bfloat16"),
     "dequant": ("float32", "float16", "bfloat16"),
 }
+#: Families whose kernels read codebooks.
+CODEBOOK_FAMILIES = ("cpu", "dequant")
 #: Types of scales and zeros that the kernels of a family read, where they don't read all.
 FAMILY_SCALES = dict.fromkeys(("decode", "gemm_sm80", "gemm_sm90"), ("float16", "bfloat16"))
 
@@ -100,8 +102,12 @@ def why_not(
         return f"no family of kernels is called {family!r}; expected one of {', '.join(FAMILY_ACTS)}"
     if scale_type is not None and scale_type not in FAMILY_SCALES.get(family, SCALE_TYPES):
         return f"family {family!r} takes scales of {', '.join(FAMILY_SCALES[family])}, got {scale_type}"
+    if weight.kind == "codebook" and family not in (None, *CODEBOOK_FAMILIES):
+        return f"family {family!r} reads no codebooks; {', '.join(CODEBOOK_FAMILIES)} do"
     if act is not None:
         act = act_type(act)
+        if weight.kind == "codebook" and act.on_the_fly:
+            return f"act must be None for a weight with a codebook, got {act.name!r}: its values have no byte form"
         if family is not None and act.name not in FAMILY_ACTS[family]:
             return f"family {family!r} takes x of {', '.join(FAMILY_ACTS[family])}, got {act.name}"
     return None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from .dtypes import weight_type
+from .dtypes import kernel_type, weight_type
 from .errors import DeviceError, DtypeError, FormatError, SchemeError, ShapeError
 from .scheme import SCALE_TYPES, Scheme, Schemed
 
@@ -54,8 +54,7 @@ class QuantTensor(Schemed):
         if (zeros is None) != (self.scheme.zero_kind == "none"):
             wanted = "no zeros" if zeros is not None else "zeros of the scales' type and shape"
             raise SchemeError(f"zero_kind {self.scheme.zero_kind!r} of {wtype} goes with {wanted}")
-        if codebook is not None and wtype.kind != "uint":
-            raise SchemeError(f"a codebook goes with a uint type such as uint{wtype.bits}, got {wtype}")
+        kernel_type(wtype, codebook is not None)  # a codebook goes with uint types alone
         groups = self.scheme.groups(k)
         _expect("codes", codes, (n, stream_bytes(k, wtype.bits)), torch.uint8)
         _expect("scales", scales, (n, groups), scales.dtype)

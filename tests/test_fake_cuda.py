@@ -42,6 +42,22 @@ def test_every_weight_type_is_traced_in_its_layout(wtype):
         torch.ops.lowbit.dequantize_out(*weight, *numbers, 7, torch.empty(33, K, dtype=dtype, device="cuda"))
 
 
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_codebooks_are_traced_and_judged(bits):
+    numbers, weight = (N, K, 7 + bits, 32, 1), held(bits=bits)
+    x, book = torch.empty(2, 5, K, dtype=torch.float16, device="cuda"), torch.empty(2**bits, device="cuda")
+    y = torch.ops.lowbit.matmul_grad(x, *weight, None, *numbers, 1, book)
+    assert torch.ops.lowbit.matmul_grad_x(y, *weight, *numbers, book).shape == x.shape
+    torch.ops.lowbit.matmul_out(x, *weight, None, *numbers, 1, torch.empty_like(y), book)
+    torch.ops.lowbit.dequantize_out(*weight, *numbers, 7, torch.empty(33, K, device="cuda"), book)
+    for size, dtype, error in ((2**bits, torch.half, lowbit.DtypeError), (3, torch.float, lowbit.ShapeError)):
+        wrong = torch.empty(size, dtype=dtype, device="cuda")
+        with pytest.raises(error, match="codebook must"):
+            torch.ops.lowbit.matmul_grad(x, *weight, None, *numbers, 1, wrong)
+    with pytest.raises(lowbit.SchemeError, match="a codebook goes with"):
+        torch.ops.lowbit.matmul_grad(x, *weight, None, N, K, bits - 1, 32, 1, 1, book)
+
+
 def test_what_the_gpu_refuses_is_refused():
     numbers, x = tuple(GIVEN.values()), torch.empty(5, K, dtype=torch.float16, device="cuda")
     out = torch.empty(5, N, dtype=torch.float16, device="cuda")
@@ -60,4 +76,4 @@ def test_what_the_gpu_refuses_is_refused():
 def test_int8_activations_are_refused_by_name():
     x = torch.empty(5, K, dtype=torch.float16, device="cuda")
     with pytest.raises(lowbit.SchemeError, match="act='int8' has no CUDA kernels yet"):
-        lowbit.ops.launch.product(x, *held(), None, None, tuple(GIVEN.values()), "int8")
+        lowbit.ops.launch.product(x, *held(), None, None, None, tuple(GIVEN.values()), "int8")

@@ -15,16 +15,16 @@ import pytest
 from generator import __main__ as command
 from generator import families, manifest
 from generator.enumerate import rows
-from lowbit.dtypes import ACT_TYPES, WEIGHT_TYPES
+from lowbit.dtypes import ACT_TYPES, KERNEL_TYPES, WEIGHT_TYPES
 from lowbit.errors import SchemeError
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL = re.compile(
-    r"^void (\w+)\(const MatmulArgs& args\) \{ matmul<(\w+)<(\d), (\w+)>, ActType::(\w+)>\(args, (.*)\);"
+    r"^void (\w+)\(const MatmulArgs& args\) \{ matmul<(\w+)<(\d)(?:, (\w+))?>, ActType::(\w+)>\(args, (.*)\);"
 )
 LAUNCHER = re.compile(
     r'extern "C" int (\w+)\(const lowbit::(\w+)& args, const lowbit::Launch& launch\) \{\s+'
-    r"return lowbit::(\w+)::launch<lowbit::(Int|Float)<([\d, ]+)>, (\w+)(?:, lowbit::(\w+)::Tile<(\d+)>)?>"
+    r"return lowbit::(\w+)::launch<lowbit::(Int|Float|Codebook)<([\d, ]+)>, (\w+)(?:, lowbit::(\w+)::Tile<(\d+)>)?>"
     r"\(args, launch, \{(\d+)\.0f, (\d+)\.0f\}\);"
 )
 BYTE_FORM = re.compile(r"ByteForm\{(\d+), (\d+)\}")
@@ -73,10 +73,12 @@ def test_every_legal_combination_is_in_manifest_registry_and_one_unit(out):
     kernels = listed(out, "cpu")
     isas = re.findall(r"^LOWBIT_ISA\((\w+)", (ROOT / "csrc/cpu_isa.inc").read_text(), re.MULTILINE)
     expected = {(i, w.name, a.name) for i in isas for w in WEIGHT_TYPES for a in ACT_TYPES}
+    floats = [a.name for a in ACT_TYPES if not a.on_the_fly]
+    expected |= {(i, f"codebook{bits}", a) for i in isas for bits in range(1, 9) for a in floats}
     assert {(k["isa"], k["weight"], k["act"]) for k in kernels} == expected
     assert len({k["name"] for k in kernels}) == len(kernels) == len(expected)
     lines = [
-        f"LOWBIT_KERNEL({k['isa']}, {k['name']}, {[w.name for w in WEIGHT_TYPES].index(k['weight'])}, "
+        f"LOWBIT_KERNEL({k['isa']}, {k['name']}, {[w.name for w in KERNEL_TYPES].index(k['weight'])}, "
         f"{[a.name for a in ACT_TYPES].index(k['act'])})"
         for k in kernels
     ]
@@ -98,11 +100,11 @@ def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
     expected |= {(f, w.name, a, t) for w in ints for a in floats[1:] for f, t in some}
     others = [w for w in WEIGHT_TYPES if w.kind == "float" and w.bits in (4, 8)]
     expected |= {("decode", w.name, a, t) for w in others for a in floats[1:] for t in (1, 2, 4)}
-    expected |= {("dequant", w.name, a, None) for w in WEIGHT_TYPES for a in floats}
+    expected |= {("dequant", w.name, a, None) for w in KERNEL_TYPES for a in floats}
     keys = ("family", "weight", "act", "tokens")
     assert {tuple(map(kernel.get, keys)) for kernel in kernels} == expected
     assert len({kernel["name"] for kernel in kernels}) == len(kernels) == len(expected)
-    weights, acts = ([t.name for t in types] for types in (WEIGHT_TYPES, ACT_TYPES))
+    weights, acts = ([t.name for t in types] for types in (KERNEL_TYPES, ACT_TYPES))
     lines = []
     for kernel in kernels:
         numbers = [weights.index(kernel["weight"]), acts.index(kernel["act"])]
@@ -119,7 +121,7 @@ def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
 
 def test_what_a_launcher_says_of_a_type_gives_back_its_values(out):
     """Numbers that pass from Python to CUDA: template arguments, and step and offset of the integer types."""
-    kernels, weights = {k["name"]: k for k in listed(out, "cuda")}, {w.name: w for w in WEIGHT_TYPES}
+    kernels, weights = {k["name"]: k for k in listed(out, "cuda")}, {w.name: w for w in KERNEL_TYPES}
     floats = {"float": "float32", "__half": "float16", "__nv_bfloat16": "bfloat16"}
     seen = []
     for unit in out.glob("*.cu"):
@@ -132,6 +134,8 @@ def test_what_a_launcher_says_of_a_type_gives_back_its_values(out):
             assert (tile, tokens) == ((family, str(kernel["tokens"])) if "tokens" in kernel else ("", ""))
             if kind == "Float":
                 assert weight.name == f"float{1 + sum(numbers)}_e{numbers[0]}m{numbers[1]}"
+            elif kind == "Codebook":
+                assert numbers == [weight.bits] and weight.name == f"codebook{weight.bits}"
             else:
                 assert numbers == [weight.bits] and weight.kind != "float"
                 values = [int(step) * code - int(offset) for code in range(2**weight.bits)]
@@ -158,7 +162,7 @@ def expected_value(weight, code: int) -> float:
 def test_what_a_unit_says_of_a_type_gives_back_its_values(out):
     """The one place where numbers pass from Python to C++: tables, multipliers and byte forms."""
     kernels = {k["name"]: k for k in listed(out, "cpu")}
-    weights, seen = {w.name: w for w in WEIGHT_TYPES}, 0
+    weights, seen = {w.name: w for w in KERNEL_TYPES}, 0
     for unit in out.glob("cpu_*_[1-8].cpp"):
         text = unit.read_text()
         tables = {name: [float(v.rstrip("f")) for v in body.split(",")] for name, _, body in TABLE.findall(text)}
@@ -169,6 +173,9 @@ def test_what_a_unit_says_of_a_type_gives_back_its_values(out):
             weight, seen = weights[kernels[name]["weight"]], seen + 1
             shift, offset = map(int, BYTE_FORM.match(form).groups())
             assert int(bits) == weight.bits and act.lower() == "k" + kernels[name]["act"]
+            if weight.kind == "codebook":  # its values come with the weight
+                assert (kind, second, form) == ("Codebook", None, "ByteForm{0, 0}")
+                continue
             for code in range(2**weight.bits):
                 if code in weight.invalid_codes:
                     assert tables[second][code] == 0
@@ -255,7 +262,8 @@ def test_explain_prints_the_reason_of_why_not(monkeypatch, capsys):
 def test_table_names_every_weight_type_once(capsys):
     assert command.main(["--table"]) == 0
     names = re.findall(r"`(u?int\d|float\w+)`", capsys.readouterr().out)
-    assert names == ["int1", "int8", "uint1", "uint8", *(w.name for w in WEIGHT_TYPES if w.kind == "float")]
+    floats = [w.name for w in WEIGHT_TYPES if w.kind == "float"]
+    assert names == ["int1", "int8", "uint1", "uint8", *floats, "uint1", "uint8"]  # the last ones with a codebook
 
 
 def test_needs_neither_torch_nor_numpy_and_stays_small():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import lowbit
 from lowbit import extension, reference
 from lowbit.commands.selftest import TOLERANCE, random_weight
-from lowbit.dtypes import WEIGHT_TYPES, act_type, weight_type
+from lowbit.dtypes import KERNEL_TYPES, WEIGHT_TYPES, act_type, kernel_type
 
 ROWS = extension.manifest("cpu")
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
@@ -47,7 +47,7 @@ def assert_rounded_once(y, x, qt):
 
 
 def weight(dtype="int4", n=40, k=96, group_size=32, kind=None, scale_type=torch.float16, seed=0):
-    wtype = weight_type(dtype)
+    wtype = kernel_type(dtype)
     kind = kind or ("zero" if wtype.kind == "uint" else "none")
     return random_weight(wtype, (n, k), group_size, kind, scale_type, torch.Generator().manual_seed(seed))
 
@@ -67,7 +67,7 @@ def silu(x):
 def cases(dtype, act):
     """Inputs that different mistakes cannot all survive, with their float64 products."""
     on_the_fly = act_type(act).on_the_fly
-    kinds = ("zero", "min") if dtype.startswith("uint") else ("none", "none")
+    kinds = {"uint": ("zero", "min"), "codebook": ("none", "min")}.get(dtype.rstrip("0123456789"), ("none", "none"))
     found = []
     for i, (k, group, kind, scale) in enumerate(
         [(203, 64, kinds[0], torch.float16), (1090, -1, kinds[1], torch.bfloat16), (64, 16, kinds[0], torch.float32)]
@@ -100,8 +100,8 @@ def test_build_has_every_kernel_of_every_instruction_set():
     if os.environ.get("LOWBIT_ONLY"):
         pytest.skip("a partial build was asked for")
     for isa in extension.isas():
-        for wtype in WEIGHT_TYPES:
-            for act in ("float32", "float16", "bfloat16", "int8"):
+        for wtype in KERNEL_TYPES:
+            for act in ("float32", "float16", "bfloat16", "int8")[: 3 if wtype.kind == "codebook" else 4]:
                 assert extension.kernel_name(wtype.name, act, isa).endswith(f"_{isa}")
 
 

@@ -36,6 +36,12 @@ def test_steps_of_the_packer_give_the_layout_and_take_it_back(steps, bits, n, k)
     assert not (octets >> np.uint64(8 * bits)).any() if bits < 8 else True
 
 
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_codes_of_a_codebook_are_looked_up_at_every_place(steps, bits):
+    table = np.random.default_rng(bits).normal(size=1 << bits).astype(np.float32)
+    np.testing.assert_array_equal(getattr(steps, f"codebook{bits}")(table), np.repeat(table[:, None], 4, 1))
+
+
 @pytest.mark.parametrize("wtype", WEIGHT_TYPES, ids=str)
 def test_values_of_codes_are_exact_at_every_place(steps, wtype):
     offset = {"uint": 0.0, "int": float(1 << (wtype.bits - 1)), "float": 0.0}[wtype.kind]

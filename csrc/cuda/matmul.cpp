@@ -1,8 +1,8 @@
 // The ops matmul_out and dequantize_out for CUDA: tensors to checked arguments, and the kernel for them.
 //
 // Rows of fp16 or bf16 go to a kernel of families decode, gemm_sm80 and gemm_sm90, most often that with the smallest
-// tile that holds them (plan.h); everything else, and what no tile holds, to family dequant and torch's own product.
-// All of it is one op, so that a graph with a free batch size has one node.
+// tile that holds them (plan.h); everything else (fp32 x or scales, codebooks), and what no tile holds, to family
+// dequant and torch's own product. All of it is one op, so that a graph with a free batch size has one node.
 #include "matmul.h"
 
 #include <algorithm>
@@ -170,10 +170,13 @@ Ran run_tiles(MatmulArgs& args, int weight, int act, const Launch& launch, const
   if (!forced && invariant.load(std::memory_order_relaxed)) {
     STD_TORCH_CHECK(args.x.type != FloatType::kFloat32,
                     "batch-invariant products on CUDA need x in float16 or bfloat16, got float32");
+    STD_TORCH_CHECK(!args.w.codebook,
+                    "batch-invariant products on CUDA take no weight with a codebook yet, "
+                    "LOWBIT_BATCH_INVARIANT=0 allows them");
     if (!aligned(args.x)) copy = align_rows(args.x, args.w.k, launch.device, x);
     return {run_invariant(args, weight, act, launch), "batch-invariant"};
   }
-  if (!forced && args.w.scale_type == ScaleType::kFloat32) return {nullptr, "expanded"};
+  if (!forced && (args.w.scale_type == ScaleType::kFloat32 || args.w.codebook)) return {nullptr, "expanded"};
 
   if (!aligned(args.x)) copy = align_rows(args.x, args.w.k, launch.device, x);
   if (!forced) {
@@ -187,18 +190,20 @@ Ran run_tiles(MatmulArgs& args, int weight, int act, const Launch& launch, const
   return {forced, "forced"};
 }
 
-const DequantRow& dequant_kernel(int64_t weight, FloatType type) {
-  const DequantRow* row = find_dequant(static_cast<int>(weight), static_cast<int>(type));
-  STD_TORCH_CHECK(row != nullptr, "this build has no CUDA kernel for weight type ", weight, " with activation type ",
-                  static_cast<int>(type));
+const DequantRow& dequant_kernel(const Weight& w, int64_t weight, FloatType type) {
+  const DequantRow* row = find_dequant(kernel_type(w, weight), static_cast<int>(type));
+  STD_TORCH_CHECK(row != nullptr, "this build has no CUDA kernel for weight type ", weight,
+                  w.codebook ? " and a codebook" : "", " with activation type ", static_cast<int>(type));
   return *row;
 }
 
-Weight check_cuda_weight(const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& zeros, int64_t n,
-                         int64_t k, int64_t weight, int64_t group_size, int64_t zero_kind) {
+Weight check_cuda_weight(const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& zeros,
+                         const std::optional<Tensor>& codebook, int64_t n, int64_t k, int64_t weight,
+                         int64_t group_size, int64_t zero_kind) {
   STD_TORCH_CHECK(codes.is_cuda(), "codes must be on a CUDA device");
   const Place place = {true, codes.get_device_index()};
-  const Weight w = check_weight(Layout::kNvidia, place, codes, scales, zeros, n, k, weight, group_size, zero_kind);
+  const Weight w =
+      check_weight(Layout::kNvidia, place, codes, scales, zeros, codebook, n, k, weight, group_size, zero_kind);
   for (const void* data : {static_cast<const void*>(w.codes), w.scales, w.zeros})
     STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(data) % 16 == 0,
                     "codes, scales and zeros must start at multiples of 16 bytes");
@@ -209,8 +214,8 @@ Weight check_cuda_weight(const Tensor& codes, const Tensor& scales, const std::o
 
 void matmul_out(const Tensor& x, const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& zeros,
                 const std::optional<Tensor>& bias, int64_t n, int64_t k, int64_t weight, int64_t group_size,
-                int64_t zero_kind, int64_t act, const Tensor& out) {
-  const Weight w = check_cuda_weight(codes, scales, zeros, n, k, weight, group_size, zero_kind);
+                int64_t zero_kind, int64_t act, const Tensor& out, const std::optional<Tensor>& codebook) {
+  const Weight w = check_cuda_weight(codes, scales, zeros, codebook, n, k, weight, group_size, zero_kind);
   const int device = codes.get_device_index();
   MatmulArgs args = check_product(w, {true, device}, x, bias, out);
   check_act(act, args.x.type);
@@ -222,10 +227,11 @@ void matmul_out(const Tensor& x, const Tensor& codes, const Tensor& scales, cons
   Scratch scratch{device, {}};
   const Launch launch = launch_on(device, scratch);
   std::optional<Tensor> copy;
-  const Ran ran = run_tiles(args, static_cast<int>(weight), static_cast<int>(act), launch, x, copy);
-  if (!ran.row) multiply_expanded(args, dequant_kernel(weight, args.x.type), launch, out, bias);
+  const int kind = kernel_type(w, weight);
+  const Ran ran = run_tiles(args, kind, static_cast<int>(act), launch, x, copy);
+  if (!ran.row) multiply_expanded(args, dequant_kernel(w, weight, args.x.type), launch, out, bias);
   if (const ProductWatcher watch = watcher.load(std::memory_order_relaxed)) {
-    WatchedProduct product{ran.row ? ran.row->name : dequant_kernel(weight, args.x.type).name, ran.why, weight, act};
+    WatchedProduct product{ran.row ? ran.row->name : dequant_kernel(w, weight, args.x.type).name, ran.why, kind, act};
     product.m = args.x.m, product.n = n, product.k = k;
     product.group_size = group_size, product.zero_kind = zero_kind;
     product.scale_type = static_cast<int64_t>(w.scale_type);
@@ -235,14 +241,15 @@ void matmul_out(const Tensor& x, const Tensor& codes, const Tensor& scales, cons
 }
 
 void dequantize_out(const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& zeros, int64_t n, int64_t k,
-                    int64_t weight, int64_t group_size, int64_t zero_kind, int64_t row_begin, const Tensor& out) {
-  const Weight w = check_cuda_weight(codes, scales, zeros, n, k, weight, group_size, zero_kind);
+                    int64_t weight, int64_t group_size, int64_t zero_kind, int64_t row_begin, const Tensor& out,
+                    const std::optional<Tensor>& codebook) {
+  const Weight w = check_cuda_weight(codes, scales, zeros, codebook, n, k, weight, group_size, zero_kind);
   const int device = codes.get_device_index();
   check_place(out, "out", {true, device});
   const int64_t rows = check_rows(out, "out", k).count;
   STD_TORCH_CHECK(row_begin >= 0 && row_begin + rows <= n, "rows must be 0 to ", n, " at most, got ", row_begin, " to ",
                   row_begin + rows);
-  const DequantRow& kernel = dequant_kernel(weight, float_type(out, "out"));
+  const DequantRow& kernel = dequant_kernel(w, weight, float_type(out, "out"));
   if (rows == 0) return;
   const DeviceScope scope(device);
   Scratch scratch{device, {}};
@@ -255,7 +262,7 @@ int lowbit_cuda_force(const char* name) {
   using namespace lowbit::cuda;
   const ProductRow* product = nullptr;
   const DequantRow* dequant = nullptr;
-  for (int weight = 0; name && weight < lowbit::kWeightTypes; ++weight)
+  for (int weight = 0; name && weight < lowbit::kKernelTypes; ++weight)
     for (int act = 0; act < lowbit::kActTypes; ++act) {
       const DequantRow* row = find_dequant(weight, act);
       if (row && std::string_view(row->name) == name) dequant = row;

@@ -48,7 +48,7 @@ const std::vector<DequantRow>& dequant_rows() {
 
 // The rows of each pair of types: one for dequant, one a tile for products.
 template <class Row>
-using Table = std::array<std::array<std::vector<const Row*>, kActTypes>, kWeightTypes>;
+using Table = std::array<std::array<std::vector<const Row*>, kActTypes>, kKernelTypes>;
 
 template <class Row>
 Table<Row>* make_table(const std::vector<Row>& rows) {
@@ -57,7 +57,7 @@ Table<Row>* make_table(const std::vector<Row>& rows) {
   return table;
 }
 
-bool in_range(int weight, int act) { return weight >= 0 && weight < kWeightTypes && act >= 0 && act < kActTypes; }
+bool in_range(int weight, int act) { return weight >= 0 && weight < kKernelTypes && act >= 0 && act < kActTypes; }
 
 }  // namespace
 

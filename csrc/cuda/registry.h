@@ -7,7 +7,7 @@
 
 namespace lowbit::cuda {
 
-// weight, act: indices into WEIGHT_TYPES and ACT_TYPES of lowbit/dtypes.py.
+// weight, act: indices into KERNEL_TYPES and ACT_TYPES of lowbit/dtypes.py.
 struct ProductRow {
   const char* name;
   Family family;

@@ -57,6 +57,18 @@ struct CodeValue<Int<Bits>> {
   }
 };
 
+// Why no mask after the shift: codes hold nothing above the code of a byte.
+template <int Bits>
+struct CodeValue<Codebook<Bits>> {
+  const float* table;  // [2^Bits], on a device in shared memory
+
+  LOWBIT_HOST_DEVICE explicit CodeValue(const float* values) : table(values) {}
+
+  LOWBIT_HOST_DEVICE float operator()(uint32_t codes, int place) const {
+    return table[code_value::with_byte<0>(codes, place, 0)];
+  }
+};
+
 template <int Exponent, int Mantissa>
 struct CodeValue<Float<Exponent, Mantissa>> {
   using Type = Float<Exponent, Mantissa>;

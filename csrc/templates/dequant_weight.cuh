@@ -73,6 +73,19 @@ __device__ __forceinline__ void store_octet(Out* to, const uint32_t (&pairs)[Pai
   }
 }
 
+// What codes mean. A codebook is copied to shared memory, by all threads of a block.
+template <class Weight>
+__device__ __forceinline__ CodeValue<Weight> code_value_of(const lowbit::Weight& w, Affine affine) {
+  if constexpr (Weight::kCodebook) {
+    __shared__ float table[1 << Weight::kBits];
+    for (int i = threadIdx.x; i < 1 << Weight::kBits; i += kThreads) table[i] = __ldg(w.codebook + i);
+    __syncthreads();
+    return CodeValue<Weight>(table);
+  } else {
+    return CodeValue<Weight>(affine);
+  }
+}
+
 struct Shape {
   int columns;      // k, padded
   unsigned pieces;  // blocks that share 16 rows
@@ -91,7 +104,7 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int64_t block = args.row_begin / layout::kTileRows + blockIdx.x / shape.pieces;
   const int begin = blockIdx.x % shape.pieces * kBlockK, end = min(begin + kBlockK, shape.columns);
-  const CodeValue<Weight> value(affine);
+  const CodeValue<Weight> value = code_value_of<Weight>(w, affine);
 
   Out* rows[2];  // null where nothing is stored
 #pragma unroll

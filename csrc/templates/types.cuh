@@ -11,6 +11,14 @@ template <int Bits>
 struct Int {
   static constexpr int kBits = Bits;
   static constexpr bool kFloat = false;
+  static constexpr bool kCodebook = false;
+};
+
+// Codes of a table that comes with the weight: Weight::codebook.
+template <int Bits>
+struct Codebook {
+  static constexpr int kBits = Bits;
+  static constexpr bool kCodebook = true;
 };
 
 // Sign, exponent, mantissa from the top bit; bias 2^(Exponent-1) - 1; subnormals. Codes of NaN and infinity never come.
@@ -18,6 +26,7 @@ template <int Exponent, int Mantissa>
 struct Float {
   static constexpr int kBits = 1 + Exponent + Mantissa;
   static constexpr bool kFloat = true;
+  static constexpr bool kCodebook = false;
   static constexpr int kExponent = Exponent, kMantissa = Mantissa;
   static constexpr int kBias = (1 << (Exponent - 1)) - 1;
 };

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 
-from ..dtypes import ACT_TYPES, WEIGHT_TYPES
+from ..dtypes import ACT_TYPES, KERNEL_TYPES, WEIGHT_TYPES, weight_type
 from ..scheme import OP_ZERO_KINDS, SCALE_TYPES, WHOLE_ZEROS, Scheme
 from .plan import BUCKETS, Candidate, Device, candidates
 
@@ -60,8 +60,10 @@ def bucket(m: int) -> tuple[int, int | None]:
 
 def sentence(product: Product) -> str:
     """What is logged: the product, its kernel, and the other candidates by why they lost."""
+    kind = KERNEL_TYPES[product.weight]
+    codebook = kind not in WEIGHT_TYPES
     scheme = Scheme(
-        WEIGHT_TYPES[product.weight],
+        weight_type(f"uint{kind.bits}") if codebook else kind,
         product.group_size,
         OP_ZERO_KINDS[product.zero_kind],
         SCALE_TYPES[product.scale_type],
@@ -69,12 +71,12 @@ def sentence(product: Product) -> str:
     act = ACT_TYPES[product.act].name
     device = Device(product.capability, product.blocks, product.pairs)
     whole = product.zero_kind == WHOLE_ZEROS
-    found = candidates(scheme, act, product.m, product.n, product.k, device, whole_zeros=whole)
+    found = candidates(scheme, act, product.m, product.n, product.k, device, whole_zeros=whole) if not codebook else []
     least, most = bucket(product.m)
     rows = "" if most == least else f" (of {least} and more)" if most is None else f" (of {least} to {most})"
     zeros = "" if scheme.zero_kind == "none" else f", zeros {scheme.zero_kind!r}"
     group = "a row" if scheme.group_size < 0 else scheme.group_size
-    what = f"{scheme.weight} x {act}, M {product.m}{rows}, N {product.n}, K {product.k}, group {group}{zeros}"
+    what = f"{scheme.weight} x {act}, M {product.m}{rows}, N {product.n}, K {product.k}, group {group}{zeros}{', a codebook' * codebook}"
     return f"plan: {what}: {outcome(product.kernel.decode(), product.why.decode(), found)}"
 
 

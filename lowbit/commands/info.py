@@ -12,7 +12,7 @@ import torch
 from .. import __version__, env, extension
 from ..autotune.plan import BUCKETS, DEVICES, Device, device_of, find_device
 from ..autotune.table import PlanTable, plan_table
-from ..dtypes import ACT_TYPES
+from ..dtypes import ACT_TYPES, kernel_type
 from ..errors import DtypeError, ExtensionError, SchemeError, ShapeError
 from ..scheme import FAMILY_ACTS, WHOLE_ZEROS, ZERO_KINDS, Scheme, why_not
 
@@ -87,16 +87,17 @@ def _cuda() -> str:
     return facts
 
 
-def _cuda_kernels(scheme: Scheme, act: str, device: torch.device) -> str:
+def _cuda_kernels(scheme: Scheme, act: str, device: torch.device, codebook: bool = False) -> str:
     """The kernels for a weight and a type of x, as ``decode in tiles of up to 4 rows of x, dequant``."""
     from .selftest_cuda import runs_on
 
+    weight = kernel_type(scheme.weight, codebook)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     largest: dict[str, int] = {}  # by family: rows of x in a tile; 0: any number
     for row in extension.manifest():
-        if row["family"] == "cpu" or (row["weight"], row["act"]) != (scheme.weight.name, act):
+        if row["family"] == "cpu" or (row["weight"], row["act"]) != (weight.name, act):
             continue
-        reason = why_not(scheme.weight, act, family=row["family"], scale_type=scheme.scale_type)
+        reason = why_not(weight, act, family=row["family"], scale_type=scheme.scale_type)
         if reason is None and runs_on(row, capability):
             largest[row["family"]] = max(row.get("tokens", 0), largest.get(row["family"], 0))
     return ", ".join(name + (f" in tiles of up to {rows} rows of x" if rows else "") for name, rows in largest.items())
@@ -120,15 +121,17 @@ def _of_weight(pw, device: str | Device | None) -> dict[str, str | PlanTable]:
     facts = {"weight": repr(pw), "bits per weight": f"{8 * pw.nbytes / (pw.shape[0] * pw.shape[1]):.2f}"}
     if device is None and pw.native and pw.layout != "cpu":
         device = device_of(pw.device.index or 0)
-    if pw.codebook is not None:
-        return {**facts, "kernels for it": "none read codebooks yet: it is dequantized for every product"}
+    codebook = pw.codebook is not None
+    weight = kernel_type(pw.dtype, codebook).name
     for act in ACT_TYPES:
         wanted = f"act={act.name!r}" if act.on_the_fly else f"x {act.name}"
         on_cpu = pw.layout == "cpu"
-        name = pw.dtype.name
-        kernel = extension.kernel_name(name, act.name) if on_cpu else _cuda_kernels(pw.scheme, act.name, pw.device)
+        if on_cpu:
+            kernel = extension.kernel_name(weight, act.name)
+        else:
+            kernel = _cuda_kernels(pw.scheme, act.name, pw.device, codebook)
         facts[f"kernel for {wanted}"] = kernel or "none in this build"
-        if device is not None and act.name in _PLANNED:
+        if device is not None and act.name in _PLANNED and not codebook:
             whole = op_numbers(pw.scheme, pw.shape, pw.zeros)[-1] == WHOLE_ZEROS
             facts[f"plan for {wanted}"] = _plan(pw.scheme, act.name, pw.shape, device, whole_zeros=whole)
     return facts

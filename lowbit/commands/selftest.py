@@ -13,7 +13,7 @@ from itertools import chain
 import torch
 
 from .. import extension, reference
-from ..dtypes import act_type, weight_type
+from ..dtypes import act_type, kernel_type, weight_type
 from ..errors import SchemeError
 from ..ops.launch import matmul
 from ..pack import pack_weight
@@ -102,8 +102,8 @@ def _check(rows: list[dict]) -> Iterator[tuple[dict, str | None]]:
 def _cases(weight: str, act: str) -> list[tuple]:
     """``(x, packed weight, bias, act argument, expected)`` for each way a kernel may be called."""
     generator = torch.Generator().manual_seed(1)
-    wtype, atype = weight_type(weight), act_type(act)
-    kinds = ("zero", "min") if wtype.kind == "uint" else ("none",)
+    wtype, atype = kernel_type(weight), act_type(act)
+    kinds = {"uint": ("zero", "min"), "codebook": ("none", "min")}.get(wtype.kind, ("none",))
     made = []
     for group_size, kind, scale_type in ((32, kinds[0], torch.float16), (-1, kinds[-1], torch.bfloat16)):
         qt = random_weight(wtype, (_N, _K), group_size, kind, scale_type, generator)
@@ -118,16 +118,25 @@ def _cases(weight: str, act: str) -> list[tuple]:
 
 
 def random_weight(wtype, shape, group_size: int, kind: str, scale_type: torch.dtype, generator) -> QuantTensor:
-    """A weight of random legal codes whose values stay small enough that fp16 products are finite for every type."""
+    """A weight of random legal codes whose values stay small enough that fp16 products are finite for every type.
+
+    wtype: of dtypes.KERNEL_TYPES; a codebook type gives a uint type with a random table.
+    """
     (n, k), bits = shape, wtype.bits
+    book, largest = None, wtype.max_value if wtype.values else 1.0
+    if wtype.kind == "codebook":
+        book, wtype = torch.randn(2**bits, generator=generator), weight_type(f"uint{bits}")
+        book /= book.abs().max()
     legal = torch.tensor([c for c in range(2**bits) if c not in wtype.invalid_codes], dtype=torch.uint8)
     codes = legal[torch.randint(len(legal), shape, generator=generator)]
     groups = 1 if group_size == -1 else -(-k // group_size)
-    scales = ((torch.rand(n, groups, generator=generator) + 0.5) * 8 / wtype.max_value).to(scale_type)
+    scales = ((torch.rand(n, groups, generator=generator) + 0.5) * 8 / largest).to(scale_type)
     zeros = None
     if kind != "none":
-        zeros = (torch.rand(n, groups, generator=generator) * (2**bits if kind == "zero" else 1)).to(scale_type)
-    return QuantTensor.from_codes(codes, scales, zeros, dtype=wtype, group_size=group_size, zero_kind=kind)
+        spread = 2**bits if kind == "zero" and book is None else 1
+        zeros = (torch.rand(n, groups, generator=generator) * spread).to(scale_type)
+    options = {"dtype": wtype, "group_size": group_size, "zero_kind": kind, "codebook": book}
+    return QuantTensor.from_codes(codes, scales, zeros, **options)
 
 
 def _run(row: dict, cases: list[tuple]) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import extension, reference
-from ..dtypes import weight_type
+from ..dtypes import kernel_type
 from ..ops.launch import matmul
 from ..pack import PackedWeight, pack_weight
 from .selftest import random_weight, why_wrong
@@ -79,8 +79,8 @@ def check(rows: list[dict]) -> Iterator[tuple[dict, str | None]]:
 def _cases(weight: str, act: str) -> Iterator[_Case]:
     """Fine groups and a whole row, with every kind of zero that the type has."""
     generator = torch.Generator().manual_seed(1)
-    wtype = weight_type(weight)
-    kinds = ("zero", "min") if wtype.kind == "uint" else ("none", "none")
+    wtype = kernel_type(weight)
+    kinds = {"uint": ("zero", "min"), "codebook": ("none", "min")}.get(wtype.kind, ("none", "none"))
     for group_size, kind, scale_type in ((32, kinds[0], torch.float16), (128, kinds[1], torch.bfloat16)):
         qt = random_weight(wtype, (_N, _K), group_size, kind, scale_type, generator)
         x = torch.randn(_TOKENS, _K, generator=generator).to(getattr(torch, act))
@@ -115,7 +115,7 @@ def _dequant(row: dict, cases: list[_Case]) -> str | None:
     # Why not by a product: torch multiplies what this kernel expands, by torch's settings.
     for case in cases:
         pw, out = case.pw, torch.empty(case.pw.shape, dtype=case.x.dtype, device="cuda")
-        torch.ops.lowbit.dequantize_out(pw.codes, pw.scales, pw.zeros, *pw.numbers, 0, out)
+        torch.ops.lowbit.dequantize_out(pw.codes, pw.scales, pw.zeros, *pw.numbers, 0, out, pw.codebook)
         reason = why_wrong(out, case.exact)
         if reason:
             return f"{reason} for the values of {pw}"

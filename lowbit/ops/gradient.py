@@ -12,7 +12,7 @@ from ..dtypes import WEIGHT_TYPES
 from ..pack import PackedWeight
 from ..pack.packed import has_kernels
 from ..scheme import OP_ZERO_KINDS, Scheme
-from ..tensor import QuantTensor
+from .canonical import rows_of
 from .schema import _LIBRARY, FLOAT_IDS, type_name
 
 #: Most bytes that the float rows of a weight take at a time.
@@ -20,53 +20,52 @@ _SCRATCH_BYTES = 64 << 20
 _TILE_ROWS = 16
 
 
-def float_rows(codes, scales, zeros, n, k, weight, group_size, zero_kind, dtype=torch.float32):
+def float_rows(codes, scales, zeros, n, k, weight, group_size, zero_kind, codebook=None, dtype=torch.float32):
     """Yields ``(first row, rows [r, K] as floats)`` of a weight in the layout of its device, some rows at a time. On
     CUDA the next rows may take the memory of those before.
     """
     scheme = Scheme(WEIGHT_TYPES[weight], group_size, OP_ZERO_KINDS[zero_kind], type_name(scales.dtype))
     step = max(1, _SCRATCH_BYTES // (dtype.itemsize * k * _TILE_ROWS)) * _TILE_ROWS
     parts = [slice(first, min(first + step, n)) for first in range(0, n, step)]
+    options = {"scheme": scheme, "codebook": codebook}
     if codes.dim() == 3:  # layout cpu
         for rows in parts:
             blocks = slice(rows.start // _TILE_ROWS, -(-rows.stop // _TILE_ROWS))
             part = [None if t is None else t[blocks] for t in (codes, scales, zeros)]
             shape = (rows.stop - rows.start, k)
-            yield rows.start, PackedWeight(*part, None, scheme=scheme, shape=shape, layout="cpu").dequantize(dtype)
+            yield rows.start, PackedWeight(*part, None, shape=shape, layout="cpu", **options).dequantize(dtype)
     elif has_kernels(codes.device):
         numbers = (n, k, weight, group_size, zero_kind)
         memory = torch.empty(min(step, n), k, dtype=dtype, device=codes.device)
         for rows in parts:
             part = memory[: rows.stop - rows.start]
-            torch.ops.lowbit.dequantize_out(codes, scales, zeros, *numbers, rows.start, part)
+            torch.ops.lowbit.dequantize_out(codes, scales, zeros, *numbers, rows.start, part, codebook)
             yield rows.start, part
     else:
-        whole = PackedWeight(codes, scales, zeros, None, scheme=scheme, shape=(n, k), layout="nvidia").unpack()
-        options = {"dtype": scheme.weight, "group_size": group_size, "zero_kind": scheme.zero_kind}
+        whole = PackedWeight(codes, scales, zeros, None, shape=(n, k), layout="nvidia", **options).unpack()
         for rows in parts:
-            part = [None if t is None else t[rows] for t in (whole.codes, whole.scales, whole.zeros)]
-            qt = QuantTensor(*part, shape=(rows.stop - rows.start, k), **options)
-            yield rows.start, qt.dequantize(dtype)
+            yield rows.start, rows_of(whole, rows).dequantize(dtype)
 
 
-def _matmul_grad(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act):
+def _matmul_grad(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act, codebook=None):
     out = x.new_empty((*x.shape[:-1], n))
+    numbers = (n, k, weight, group_size, zero_kind)
     if has_kernels(codes.device):
-        torch.ops.lowbit.matmul_out(x, codes, scales, zeros, bias, n, k, weight, group_size, zero_kind, act, out)
+        torch.ops.lowbit.matmul_out(x, codes, scales, zeros, bias, *numbers, act, out, codebook)
         return out
-    for first, rows in float_rows(codes, scales, zeros, n, k, weight, group_size, zero_kind, x.dtype):
+    for first, rows in float_rows(codes, scales, zeros, *numbers, codebook, x.dtype):
         part = slice(first, first + rows.shape[0])
         out[..., part] = torch.nn.functional.linear(x, rows, None if bias is None else bias[part].to(x.dtype))
     return out
 
 
-def _matmul_grad_x(dy, codes, scales, zeros, n, k, weight, group_size, zero_kind):
+def _matmul_grad_x(dy, codes, scales, zeros, n, k, weight, group_size, zero_kind, codebook=None):
     dy_rows = dy.reshape(-1, n)
     dx = torch.zeros(dy_rows.shape[0], k, dtype=torch.float32, device=dy.device)
     # Why: sums are fp32 on either device; a GPU multiplies 16-bit numbers much faster.
     wide = dy.device.type == "cpu" or dy.dtype == torch.float32
     dtype = torch.float32 if wide else dy.dtype
-    for first, rows in float_rows(codes, scales, zeros, n, k, weight, group_size, zero_kind, dtype):
+    for first, rows in float_rows(codes, scales, zeros, n, k, weight, group_size, zero_kind, codebook, dtype):
         part = dy_rows[:, first : first + rows.shape[0]]
         if wide:
             dx.addmm_(part.float(), rows)
@@ -83,34 +82,34 @@ for _device in ("CPU", "CUDA"):
 
 
 def _save_product(ctx, inputs, output):
-    x, codes, scales, zeros, bias, *scheme, _act = inputs
-    ctx.save_for_backward(codes, scales, zeros)
+    x, codes, scales, zeros, bias, *scheme, _act, codebook = inputs
+    ctx.save_for_backward(codes, scales, zeros, codebook)
     ctx.scheme = tuple(scheme)
     ctx.bias_dtype = None if bias is None else bias.dtype
 
 
 def _product_backward(ctx, dy):
-    codes, scales, zeros = ctx.saved_tensors
+    codes, scales, zeros, codebook = ctx.saved_tensors
     dx = dbias = None
     if ctx.needs_input_grad[0]:
-        dx = torch.ops.lowbit.matmul_grad_x(dy, codes, scales, zeros, *ctx.scheme)
+        dx = torch.ops.lowbit.matmul_grad_x(dy, codes, scales, zeros, *ctx.scheme, codebook)
     if ctx.bias_dtype is not None and ctx.needs_input_grad[4]:
         dbias = dy.reshape(-1, dy.shape[-1]).sum(0, dtype=torch.float32).to(ctx.bias_dtype)
-    return dx, None, None, None, dbias, None, None, None, None, None, None
+    return dx, None, None, None, dbias, *[None] * 7
 
 
 def _save_gradient(ctx, inputs, output):
-    dy, codes, scales, zeros, *scheme = inputs
-    ctx.save_for_backward(codes, scales, zeros)
+    dy, codes, scales, zeros, *scheme, codebook = inputs
+    ctx.save_for_backward(codes, scales, zeros, codebook)
     ctx.scheme = tuple(scheme)
 
 
 def _gradient_backward(ctx, ddx):
     # The gradient is linear in dy: the gradient of (dy -> dy @ W) is the product itself.
-    codes, scales, zeros = ctx.saved_tensors
+    codes, scales, zeros, codebook = ctx.saved_tensors
     act = FLOAT_IDS[ddx.dtype]
-    ddy = torch.ops.lowbit.matmul_grad(ddx.contiguous(), codes, scales, zeros, None, *ctx.scheme, act)
-    return ddy, None, None, None, None, None, None, None, None
+    ddy = torch.ops.lowbit.matmul_grad(ddx.contiguous(), codes, scales, zeros, None, *ctx.scheme, act, codebook)
+    return ddy, *[None] * 9
 
 
 torch.library.register_autograd("lowbit::matmul_grad", _product_backward, setup_context=_save_product, lib=_LIBRARY)

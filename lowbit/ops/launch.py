@@ -10,7 +10,6 @@ from .. import extension
 from ..errors import DeviceError, DtypeError, SchemeError, ShapeError
 from ..pack import PackedWeight
 from ..tensor import QuantTensor
-from .codebook import product_by_rows, warn_codebook
 from .schema import FLOAT_IDS, QUANTIZED_IDS, check_act, check_bias, check_x, type_name
 
 extension.load()
@@ -33,9 +32,8 @@ def matmul(
     memory. bias: ``[N]`` of any of these types, added in fp32. act: None, or "int8" to quantize x per row to int8
     (scale amax/127, round half to even; on the CPU alone). out: ``[..., N]`` of x's type, written and returned; it may
     not overlap x. Returns ``[..., N]``. Gradients reach x and bias (with act="int8" straight through); under autocast x
-    is cast as for a linear. On CUDA, fp16 and bf16 run lowbit's own kernels; with fp32 x or scales the weight is
-    expanded in pieces for torch's product, which follows torch's settings (TF32, reduced-precision sums). A weight with
-    a codebook has no kernel yet: torch operations dequantize it for every product, on the CPU and on CUDA.
+    is cast as for a linear. On CUDA, fp16 and bf16 run lowbit's own kernels; with fp32 x or scales, or a codebook, the
+    weight is expanded in pieces for torch's product, which follows torch's settings (TF32, reduced-precision sums).
 
     Raises DtypeError, ShapeError, DeviceError, or SchemeError for an act that does not exist here.
     """
@@ -43,12 +41,10 @@ def matmul(
         raise _not_packed(pw)
     if not pw.native:
         _check_layout(pw)
-    if pw.codebook is not None:
-        return _by_rows(x, pw, bias, act, out)
-    return product(x, pw.codes, pw.scales, pw.zeros, pw.perm, bias, pw.numbers, act, out, pw.native)
+    return product(x, pw.codes, pw.scales, pw.zeros, pw.perm, pw.codebook, bias, pw.numbers, act, out, pw.native)
 
 
-def product(x, codes, scales, zeros, perm, bias, numbers, act=None, out=None, native=True) -> torch.Tensor:
+def product(x, codes, scales, zeros, perm, codebook, bias, numbers, act=None, out=None, native=True) -> torch.Tensor:
     """:func:`matmul` for the tensors of a packed weight in the layout of their device, and its ``numbers``; with torch
     operations where it is not ``native``.
     """
@@ -66,7 +62,7 @@ def product(x, codes, scales, zeros, perm, bias, numbers, act=None, out=None, na
     if act is None:
         act_number = FLOAT_IDS[x.dtype]
     else:
-        check_act(act, kind)
+        check_act(act, kind, codebook is not None)
         act_number = QUANTIZED_IDS[act]
     if kind == "cuda" and x.dtype == torch.float32:
         _warn_float32()
@@ -79,37 +75,20 @@ def product(x, codes, scales, zeros, perm, bias, numbers, act=None, out=None, na
     has_grad = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
     if has_grad or not native:
         if out is None:
-            return _matmul_grad(x, codes, scales, zeros, bias, *numbers, act_number)
+            return _matmul_grad(x, codes, scales, zeros, bias, *numbers, act_number, codebook)
         if has_grad:
             raise SchemeError("out= goes without gradients, but x or bias requires one; detach it or leave out= away")
         _check_out(out, x, n)
-        return out.copy_(_matmul_grad(x, codes, scales, zeros, bias, *numbers, act_number))
+        return out.copy_(_matmul_grad(x, codes, scales, zeros, bias, *numbers, act_number, codebook))
     if out is None:
         y = x.new_empty((*x.shape[:-1], n))
-        _matmul_out(x, codes, scales, zeros, bias, *numbers, act_number, y)
+        _matmul_out(x, codes, scales, zeros, bias, *numbers, act_number, y, codebook)
         return y
     _check_out(out, x, n)
     in_place = out.is_contiguous() or (out.dim() == 2 and out.stride(1) == 1 and out.stride(0) >= n)
     y = out if in_place else x.new_empty(out.shape)
-    _matmul_out(x, codes, scales, zeros, bias, *numbers, act_number, y)
+    _matmul_out(x, codes, scales, zeros, bias, *numbers, act_number, y, codebook)
     return out if in_place else out.copy_(y)
-
-
-def _by_rows(x, pw: PackedWeight, bias, act, out) -> torch.Tensor:
-    """The product with a codebook, by torch operations; the same promises as :func:`product`."""
-    if not isinstance(x, torch.Tensor):
-        raise DtypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
-    warn_codebook()
-    kind = pw.device.type
-    if out is None and torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype != torch.float64:
-        x = x.to(torch.get_autocast_dtype(kind))
-    check_x(x, pw.shape[1], pw.device)
-    if out is None:
-        return product_by_rows(x, pw.unpack(), bias, act)
-    _check_out(out, x, pw.shape[0])
-    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-        raise SchemeError("out= goes without gradients, but x or bias requires one; detach it or leave out= away")
-    return out.copy_(product_by_rows(x, pw.unpack(), bias, act))
 
 
 def _check_out(out, x, n: int) -> None:

@@ -24,16 +24,27 @@ class PackedWeight(Schemed):
 
     codes: uint8 in ``layout`` (formula and picture: lowbit/pack/layout.py); scales, zeros: ``[N/16 rounded up, G, 16]``
     in their own type, zeros None without a zero point; perm: int32 ``[K]`` or None (the product reads
-    ``x[..., perm]``); codebook: ``[2**bits]`` or None (no kernel reads one yet: products dequantize the weight);
-    scheme: the :class:`~lowbit.scheme.Scheme`; shape: ``(N, K)`` unpadded; layout: its name; numbers:
-    :func:`op_numbers`; native: whether kernels of its device read it here.
+    ``x[..., perm]``); codebook: fp32 ``[2**bits]`` or None (codebook_dtype: the type that :meth:`unpack` gives it back
+    in, by default what it comes in); scheme: the :class:`~lowbit.scheme.Scheme`; shape: ``(N, K)`` unpadded; layout:
+    its name; numbers: :func:`op_numbers`; native: whether kernels of its device read it here.
     """
 
     def __init__(
-        self, codes, scales, zeros, perm, *, scheme: Scheme, shape: tuple[int, int], layout: str, codebook=None
+        self,
+        codes,
+        scales,
+        zeros,
+        perm,
+        *,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        layout: str,
+        codebook=None,
+        codebook_dtype=None,
     ):
         self.codes, self.scales, self.zeros, self.perm = map(_fixed, (codes, scales, zeros, perm))
-        self.codebook = _fixed(codebook)
+        self.codebook_dtype = codebook.dtype if codebook_dtype is None and codebook is not None else codebook_dtype
+        self.codebook = _fixed(None if codebook is None else codebook.float())
         self.scheme = scheme
         self.shape = shape
         self.layout = layout
@@ -69,7 +80,7 @@ class PackedWeight(Schemed):
             group_size=self.scheme.group_size,
             zero_kind=self.scheme.zero_kind,
             perm=self.perm,
-            codebook=self.codebook,
+            codebook=None if self.codebook is None else self.codebook.to(self.codebook_dtype),
         )
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -89,7 +100,8 @@ class PackedWeight(Schemed):
         tensors = (self.codes, self.scales, self.zeros, self.perm, self.codebook)
         *moved, codebook = [None if t is None else t.to(device) for t in tensors]
         finish(device)
-        return PackedWeight(*moved, scheme=self.scheme, shape=self.shape, layout=self.layout, codebook=codebook)
+        options = {"scheme": self.scheme, "shape": self.shape, "layout": self.layout}
+        return PackedWeight(*moved, codebook=codebook, codebook_dtype=self.codebook_dtype, **options)
 
     def __repr__(self) -> str:
         s = self.scheme
@@ -104,9 +116,9 @@ class PackedWeight(Schemed):
 def pack_weight(qt: QuantTensor, device="cpu", *, layout: str | None = None) -> PackedWeight:
     """Put a QuantTensor into the layout that the kernels of ``device`` read; ``pack_weight(qt).unpack() == qt``.
 
-    device: "cpu" or a CUDA device; layout: by default the device's own ("cpu", "nvidia" for CUDA). No kernel reads
-    codebooks yet: products with one dequantize the weight. Raises DtypeError when qt is not a QuantTensor, DeviceError
-    for a device that lowbit has no kernels for, SchemeError for an unknown layout.
+    device: "cpu" or a CUDA device; layout: by default the device's own ("cpu", "nvidia" for CUDA). Raises DtypeError
+    when qt is not a QuantTensor, DeviceError for a device that lowbit has no kernels for, SchemeError for an unknown
+    layout.
     """
     if not isinstance(qt, QuantTensor):
         raise DtypeError(f"expected a QuantTensor (lowbit.quantize makes one), got {type(qt).__name__}")

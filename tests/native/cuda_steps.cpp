@@ -78,8 +78,7 @@ py::array_t<uint64_t> unpack(const Bytes& packed, int64_t n, int64_t k) {
 
 // The value of every code at every place of a word, [2^bits, 4].
 template <class Weight>
-py::array_t<float> values(float step, float offset) {
-  const CodeValue<Weight> value(Affine{step, offset});
+py::array_t<float> values(const CodeValue<Weight>& value) {
   py::array_t<float> out({1 << Weight::kBits, 4});
   for (int code = 0; code < 1 << Weight::kBits; ++code)
     for (int place = 0; place < 4; ++place) {
@@ -92,7 +91,7 @@ py::array_t<float> values(float step, float offset) {
 
 template <class Weight>
 void add_values(py::module_& m, const char* name) {
-  m.def(name, &values<Weight>);
+  m.def(name, [](float step, float offset) { return values(CodeValue<Weight>(Affine{step, offset})); });
 }
 
 template <int Bits>
@@ -101,6 +100,8 @@ void add(py::module_& m) {
   m.def(("pack" + bits).c_str(), &pack<Bits>);
   m.def(("unpack" + bits).c_str(), &unpack<Bits>);
   add_values<Int<Bits>>(m, ("int" + bits).c_str());
+  m.def(("codebook" + bits).c_str(),
+        [](const py::array_t<float>& table) { return values(CodeValue<Codebook<Bits>>(table.data())); });
   if constexpr (Bits > 1) add<Bits - 1>(m);
 }
 

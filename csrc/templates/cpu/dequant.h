@@ -4,6 +4,7 @@
 //   Codes<bits, mult>    byte = mult * code                    integers
 //   Bytes<bits, Table>   byte = Table::kBytes[code]            floats whose values fit in a byte (ByteForm)
 //   Floats<bits, Table>  value = Table::kValues[code]          the other floats
+//   Codebook<bits>       value = Weight::codebook[code]        a table that comes with the weight
 //
 // A chunk has eight quads; lane r, byte j of quad q belongs to row r and k = 4q + j of the chunk:
 //
@@ -31,6 +32,21 @@ struct Floats {
   static constexpr int kBits = Bits;
   using LookUp = FloatTable<Bits, Table>;
 };
+template <int Bits>
+struct Codebook {
+  static constexpr int kBits = Bits;
+  Simd::Entries<Bits> entries;
+};
+
+// The decoder of a weight, to be made once a loop. Why an object: a codebook is in registers, where it fits.
+template <class D>
+LOWBIT_INLINE D decoder_of(const Weight&, D) {
+  return {};
+}
+template <int Bits>
+LOWBIT_INLINE Codebook<Bits> decoder_of(const Weight& w, Codebook<Bits>) {
+  return {Simd::load_entries<Bits>(w.codebook)};
+}
 
 // --- tables, laid out for vector look-ups ------------------------------------------------------------------------
 template <int Bits, class Table>
@@ -114,6 +130,10 @@ template <int Q, int Bits, class Table>
 LOWBIT_INLINE Simd::B unpack_quad(Floats<Bits, Table>, const uint8_t* chunk) {
   return code_quad<Bits, 1, Q>(chunk);
 }
+template <int Q, int Bits>
+LOWBIT_INLINE Simd::B unpack_quad(const Codebook<Bits>&, const uint8_t* chunk) {
+  return code_quad<Bits, 1, Q>(chunk);
+}
 template <int Q, int Bits, class Table>
 LOWBIT_INLINE Simd::B unpack_quad(Bytes<Bits, Table>, const uint8_t* chunk) {
   const Simd::B codes = code_quad<Bits, 1, Q>(chunk);
@@ -125,13 +145,17 @@ LOWBIT_INLINE Simd::B unpack_quad(Bytes<Bits, Table>, const uint8_t* chunk) {
 }
 
 // --- a quad that unpack_quad() returned, as floats ---------------------------------------------------------------
-// Codes: the byte. Bytes (ISAs without byte products only): the value times 2^shift. Floats: the value.
+// Codes: the byte. Bytes (ISAs without byte products only): the value times 2^shift. Others: the value.
 template <int Bits, int Mult>
-LOWBIT_INLINE void to_floats(Codes<Bits, Mult>, Simd::B quad, Simd::F out[kQuad]) {
+LOWBIT_INLINE void to_floats(const Codes<Bits, Mult>&, Simd::B quad, Simd::F out[kQuad]) {
   Simd::widen(quad, out);
 }
+template <int Bits>
+LOWBIT_INLINE void to_floats(const Codebook<Bits>& d, Simd::B quad, Simd::F out[kQuad]) {
+  Simd::look_up(d.entries, quad, out);
+}
 template <class D>
-LOWBIT_INLINE void to_floats(D, Simd::B quad, Simd::F out[kQuad]) {
+LOWBIT_INLINE void to_floats(const D&, Simd::B quad, Simd::F out[kQuad]) {
   Simd::decode<typename D::LookUp>(quad, out);
 }
 
@@ -145,14 +169,19 @@ constexpr int float_offset(D, ByteForm) {
   return 0;
 }
 
-// True when products with this decoder's bytes can run as integer dot products on this ISA.
+// How products with this decoder run on this ISA: as integer dot products of bytes; where bfloat16 holds the values and
+// the ISA has tiles, of pairs.
 template <class D>
-struct UsesBytes {
-  static constexpr bool value = Simd::kByteDot;
+struct Uses {
+  static constexpr bool kBytes = Simd::kByteDot, kPairs = false;
 };
 template <int Bits, class Table>
-struct UsesBytes<Floats<Bits, Table>> {
-  static constexpr bool value = false;
+struct Uses<Floats<Bits, Table>> {
+  static constexpr bool kBytes = false, kPairs = true;
+};
+template <int Bits>
+struct Uses<Codebook<Bits>> {
+  static constexpr bool kBytes = false, kPairs = false;
 };
 
 }  // namespace

@@ -33,14 +33,14 @@ constexpr int kFloatStreams = Simd::kFloatStreams;
 
 // sums[r][j] += quads [From, To) of chunk r times x, dequantized in registers; kScaled: W itself, else bare values.
 template <class D, bool kScaled, int From, int To>
-LOWBIT_INLINE void fma_quads(const uint8_t* const chunk[kFloatStreams], const float* values,
+LOWBIT_INLINE void fma_quads(const D& d, const uint8_t* const chunk[kFloatStreams], const float* values,
                              const Affine w[kFloatStreams], Simd::F sums[kFloatStreams][kQuad]) {
   unrolled<From, To>([&](auto q) LOWBIT_FORCE_INLINE {
     Simd::F x[kQuad];  // Why: one load for all streams; the load ports are the limit here
     unrolled<0, kQuad>([&](auto j) LOWBIT_FORCE_INLINE { x[j] = Simd::set1(values[q * kQuad + j]); });
     unrolled<0, kFloatStreams>([&](auto r) LOWBIT_FORCE_INLINE {
       Simd::F v[kQuad];
-      to_floats(D{}, unpack_quad<q>(D{}, chunk[r]), v);
+      to_floats(d, unpack_quad<q>(d, chunk[r]), v);
       unrolled<0, kQuad>([&](auto j) LOWBIT_FORCE_INLINE {
         if constexpr (kScaled) v[j] = Simd::fma(v[j], w[r].scale, w[r].add);
         sums[r][j] = Simd::fma(v[j], x[j], sums[r][j]);
@@ -57,6 +57,7 @@ void direct_floats(const MatmulArgs& a, const FloatRows& x, ByteForm form, const
   constexpr int R = kFloatStreams;
   const int64_t stride = chunk_bytes(D::kBits);
   const int64_t chunks = x.k_padded / kChunk;
+  const D d = decoder_of(a.w, D{});
   const uint8_t* codes[R];
   Affine w[R];
   F total[R];
@@ -85,11 +86,11 @@ void direct_floats(const MatmulArgs& a, const FloatRows& x, ByteForm form, const
       });
       const float* values = x.values + c * kChunk;
       if (x.block >= kChunk) {
-        fma_quads<D, kScaled, 0, kQuads>(chunk, values, w, sums);
+        fma_quads<D, kScaled, 0, kQuads>(d, chunk, values, w, sums);
       } else if (block % 2 == 0) {  // blocks of 16: the first or the second half of a chunk
-        fma_quads<D, kScaled, 0, kQuads / 2>(chunk, values, w, sums);
+        fma_quads<D, kScaled, 0, kQuads / 2>(d, chunk, values, w, sums);
       } else {
-        fma_quads<D, kScaled, kQuads / 2, kQuads>(chunk, values, w, sums);
+        fma_quads<D, kScaled, kQuads / 2, kQuads>(d, chunk, values, w, sums);
       }
     }
     if constexpr (!kScaled) collect(false);
@@ -103,6 +104,7 @@ template <class D>
 void unpack_floats(const Weight& w, const FloatsPanel& panel, int64_t block_size, ByteForm form, int64_t row_vector,
                    float* values) {
   const int64_t last_block = ceil_div(w.k, block_size) - 1;
+  const D d = decoder_of(w, D{});
   for (int64_t r = 0; r < panel.row_vectors; ++r) {
     const uint8_t* codes = row_vector_codes(w, row_vector + r, D::kBits);
     float* out = values + r * panel.k_count * Simd::kLanes;
@@ -117,7 +119,7 @@ void unpack_floats(const Weight& w, const FloatsPanel& panel, int64_t block_size
         unrolled<0, kQuads / 2>([&](auto i) LOWBIT_FORCE_INLINE {
           constexpr int q = half * kQuads / 2 + i;
           Simd::F v[kQuad];
-          to_floats(D{}, unpack_quad<q>(D{}, chunk), v);
+          to_floats(d, unpack_quad<q>(d, chunk), v);
           unrolled<0, kQuad>([&](auto j) LOWBIT_FORCE_INLINE {
             Simd::store(out + (q * kQuad + j) * Simd::kLanes, Simd::fma(v[j], affine[half].scale, affine[half].add));
           });

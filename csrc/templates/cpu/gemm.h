@@ -16,13 +16,14 @@ namespace {
 template <class D, ActType A>
 void matmul(const MatmulArgs& a, ByteForm form) {
   if (a.x.m == 0 || a.w.n == 0) return;
-  if constexpr (UsesBytes<D>::value) {
+  if constexpr (Uses<D>::kBytes) {
 #if defined(LOWBIT_ISA_BYTE_DOT)
     return run_planes<D, kPlanes<A>>(a, form);
 #endif
   } else {
 #if defined(LOWBIT_ISA_TILES)
-    if (a.x.m > 1) return run_pairs<D, A>(a);
+    if constexpr (Uses<D>::kPairs)
+      if (a.x.m > 1) return run_pairs<D, A>(a);
 #endif
     return run_floats<D, A>(a, form);
   }

@@ -43,6 +43,36 @@ struct Simd {
                        LOWBIT_FORCE_INLINE { out[j] = _mm256_i32gather_ps(Table::values, byte_of(codes, j), 4); });
   }
 
+  // A codebook: in one or two registers, or where it lies. Why up to 16 entries: four registers leave too few for sums.
+  template <int Bits>
+  struct Entries {
+    F part[Bits == 4 ? 2 : 1];
+    const float* values;
+  };
+  template <int Bits>
+  LOWBIT_INLINE Entries<Bits> load_entries(const float* values) {
+    Entries<Bits> book{};
+    book.values = values;
+    if constexpr (Bits <= 4) book.part[0] = load_as_float(values, FloatType::kFloat32, Bits < 3 ? 1 << Bits : kLanes);
+    if constexpr (Bits == 4) book.part[1] = load(values + kLanes);
+    return book;
+  }
+  template <int Bits>
+  LOWBIT_INLINE void look_up(const Entries<Bits>& book, B codes, F out[4]) {
+    unrolled<0, 4>([&](auto j) LOWBIT_FORCE_INLINE {
+      if constexpr (Bits > 4) {
+        out[j] = _mm256_i32gather_ps(book.values, byte_of(codes, j), 4);
+      } else {  // no mask: a permutation looks at three bits of a lane, a blend at the uppermost one
+        const B at = _mm256_srli_epi32(codes, 8 * j);
+        out[j] = _mm256_permutevar8x32_ps(book.part[0], at);
+        if constexpr (Bits == 4) {
+          const F upper = _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28 - 8 * j));
+          out[j] = _mm256_blendv_ps(out[j], _mm256_permutevar8x32_ps(book.part[1], at), upper);
+        }
+      }
+    });
+  }
+
   // --- floats --------------------------------------------------------------------------------------------------
   LOWBIT_INLINE F zero() { return _mm256_setzero_ps(); }
   LOWBIT_INLINE F set1(float v) { return _mm256_set1_ps(v); }

@@ -90,6 +90,34 @@ struct Simd {
     out[3] = _mm512_castsi512_ps(_mm512_and_si512(odd, upper));
   }
 
+  // A codebook: in one or two registers, or where it lies.
+  template <int Bits>
+  struct Entries {
+    F part[Bits == 5 ? 2 : 1];
+    const float* values;
+  };
+  template <int Bits>
+  LOWBIT_INLINE Entries<Bits> load_entries(const float* values) {
+    Entries<Bits> book{};
+    book.values = values;
+    if constexpr (Bits <= 5) book.part[0] = load_as_float(values, FloatType::kFloat32, Bits < 4 ? 1 << Bits : kLanes);
+    if constexpr (Bits == 5) book.part[1] = load(values + kLanes);
+    return book;
+  }
+  template <int Bits>
+  LOWBIT_INLINE void look_up(const Entries<Bits>& book, B codes, F out[4]) {
+    unrolled<0, 4>([&](auto j) LOWBIT_FORCE_INLINE {
+      const I at = _mm512_srli_epi32(codes, 8 * j);
+      if constexpr (Bits <= 4) {  // no mask: a permutation looks at four bits of a lane, one of two registers at five
+        out[j] = _mm512_permutexvar_ps(at, book.part[0]);
+      } else if constexpr (Bits == 5) {
+        out[j] = _mm512_permutex2var_ps(book.part[0], at, book.part[1]);
+      } else {
+        out[j] = _mm512_i32gather_ps(_mm512_and_si512(at, _mm512_set1_epi32(0xff)), book.values, 4);
+      }
+    });
+  }
+
   // --- floats --------------------------------------------------------------------------------------------------
   LOWBIT_INLINE F zero() { return _mm512_setzero_ps(); }
   LOWBIT_INLINE F set1(float v) { return _mm512_set1_ps(v); }

@@ -41,6 +41,20 @@ struct Simd {
     for (int j = 0; j < 4; ++j) out[j] = Table::values[(codes >> (8 * j)) & 0xff];
   }
 
+  // A codebook, and its values by code.
+  template <int Bits>
+  struct Entries {
+    const float* values;
+  };
+  template <int Bits>
+  LOWBIT_INLINE Entries<Bits> load_entries(const float* values) {
+    return {values};
+  }
+  template <int Bits>
+  LOWBIT_INLINE void look_up(const Entries<Bits>& book, B codes, F out[4]) {
+    for (int j = 0; j < 4; ++j) out[j] = book.values[(codes >> (8 * j)) & 0xff];
+  }
+
   // --- floats --------------------------------------------------------------------------------------------------
   LOWBIT_INLINE F zero() { return 0.0f; }
   LOWBIT_INLINE F set1(float v) { return v; }

@@ -27,9 +27,7 @@ _STORAGE = (torch.uint8, torch.int8, torch.float16, torch.bfloat16, torch.float3
 
 
 class BitsAndBytes(Format):
-    """``quant_method: "bitsandbytes"``. nf4 and fp4 become uint4 codes with a codebook, whose products run by
-    dequantizing for now.
-    """
+    """``quant_method: "bitsandbytes"``. nf4 and fp4 become uint4 codes with a codebook."""
 
     name = "bitsandbytes"
     primaries = ("weight",)

@@ -1,33 +1,23 @@
-"""Products with a weight that is dequantized, some rows at a time: one with a codebook, which no kernel reads yet."""
+"""Products with a weight in canonical form, which no kernel reads: torch dequantizes it, some rows at a time."""
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 
-from ..errors import SchemeError
 from ..tensor import QuantTensor
 from .schema import check_bias, check_x
 
-#: Most bytes that the float rows of a weight take at a time.
-_SCRATCH_BYTES = 64 << 20
 
-
-def product_by_rows(
-    x: torch.Tensor, qt: QuantTensor, bias: torch.Tensor | None, act: str | None, scratch: int = _SCRATCH_BYTES
-) -> torch.Tensor:
+def product_by_rows(x: torch.Tensor, qt: QuantTensor, bias: torch.Tensor | None, scratch: int) -> torch.Tensor:
     """``x @ qt.dequantize().T + bias`` with torch operations, in x's type; gradients reach x and bias.
 
     x: ``[..., K]``; bias: ``[N]`` or None; scratch: most bytes of float rows at a time.
-    Raises DtypeError, ShapeError, DeviceError, or SchemeError for an act.
+    Raises DtypeError, ShapeError or DeviceError.
     """
     n, k = qt.shape
     check_x(x, k, qt.device)
     if bias is not None:
         check_bias(bias, n, qt.device)
-    if act is not None:
-        raise SchemeError(f"act must be None for a weight with a codebook, got {act!r}: no kernel reads codebooks yet")
     step = max(1, scratch // (4 * k))
     parts = []
     for first in range(0, n, step):
@@ -43,17 +33,3 @@ def rows_of(qt: QuantTensor, rows: slice) -> QuantTensor:
     options = {"dtype": qt.dtype, "group_size": qt.group_size, "zero_kind": qt.zero_kind}
     shape = (held[0].shape[0], qt.shape[1])
     return QuantTensor(*held, shape=shape, perm=qt.perm, codebook=qt.codebook, **options)
-
-
-_warned = False
-
-
-def warn_codebook() -> None:
-    """Say once that these products are slow."""
-    global _warned
-    if not torch.compiler.is_compiling() and not _warned:
-        _warned = True
-        warnings.warn(
-            "no kernel reads codebooks (nf4, fp4) yet: such a weight is dequantized for every product, which is slow",
-            stacklevel=4,
-        )
