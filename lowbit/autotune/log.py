@@ -75,8 +75,9 @@ def sentence(product: Product) -> str:
     least, most = bucket(product.m)
     rows = "" if most == least else f" (of {least} and more)" if most is None else f" (of {least} to {most})"
     zeros = "" if scheme.zero_kind == "none" else f", zeros {scheme.zero_kind!r}"
+    zeros += ", a codebook" * codebook
     group = "a row" if scheme.group_size < 0 else scheme.group_size
-    what = f"{scheme.weight} x {act}, M {product.m}{rows}, N {product.n}, K {product.k}, group {group}{zeros}{', a codebook' * codebook}"
+    what = f"{scheme.weight} x {act}, M {product.m}{rows}, N {product.n}, K {product.k}, group {group}{zeros}"
     return f"plan: {what}: {outcome(product.kernel.decode(), product.why.decode(), found)}"
 
 
