@@ -31,6 +31,8 @@ _LAZY = {
     "Linear": "nn",
     "prepare": "nn",
     "unprepare": "nn",
+    "fuse": "fusing",
+    "unfuse": "fusing",
     "quantize_model": "convert_model",
     "quantize_checkpoint": "checkpoint.quantize_files",
     "from_pretrained": "checkpoint.load",

@@ -11,6 +11,8 @@ from torch import nn
 
 from .checkpoint.calibrate import quantize_calibrated
 from .errors import DtypeError, LowbitError, SchemeError, nearest
+from .fusing import expect_known
+from .fusing import fuse as fuse_layers
 from .nn import Linear
 from .ops.schema import check_act
 from .quantizers import CALIBRATED, quantize
@@ -32,6 +34,7 @@ def quantize_model(
     dynamic: Mapping[str, Mapping | None] | None = None,
     calibration: torch.Tensor | None = None,
     prepare: bool = True,
+    fuse: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> nn.Module:
     """Replace every module that is exactly an ``nn.Linear`` by a quantized :class:`~lowbit.nn.Linear`, in place.
@@ -46,19 +49,23 @@ def quantize_model(
     to leave them alone. Both name layers by a module's name (``lm_head``, ``layers.3.mlp``: whole dotted parts of the
     full name, so everything inside a named module too) or by a regular expression that is searched in the full name
     (``r"\\.down_proj$"``). skip wins over dynamic, earlier entries of dynamic over later ones. prepare: also pack for
-    the device each layer lies on. progress: called with (done, total, name) after each layer.
+    the device each layer lies on; fuse: also let layers that read the same x share a product (:func:`lowbit.fuse`).
+    progress: called with (done, total, name) after each layer.
 
     A layer used in several places is quantized once. A layer whose weight is also a parameter of another module (an
     output layer tied to the embedding) is left alone, with a warning. Layers change only when all of them could be
     quantized: on an error the model is as it was. Returns the model.
 
-    Raises SchemeError for settings that do not exist, for an entry of skip or dynamic that no layer has, and when
-    nothing is left to quantize; QuantizationError, with the layer's name, for weights that cannot be quantized.
+    Raises SchemeError for settings that do not exist, for an entry of skip or dynamic that no layer has, when nothing
+    is left to quantize, and for fuse of a model that :func:`lowbit.fuse` does not know; QuantizationError, with the
+    layer's name, for weights that cannot be quantized.
     """
     if not isinstance(model, nn.Module):
         raise DtypeError(f"expected an nn.Module, got {type(model).__name__}")
     if type(model) is nn.Linear:
         raise SchemeError("expected a model that holds nn.Linear modules, got one itself; use Linear.from_linear")
+    if fuse:
+        expect_known(model)
     settings = {"dtype": dtype, "group_size": group_size, "method": method, "zero_kind": zero_kind, "act": act}
     dynamic = checked_dynamic(dynamic)
     places = _places(model)
@@ -74,7 +81,8 @@ def quantize_model(
     overridden.expect_used(everything)
     chosen = _without_tied(model, chosen)
     if _needs_calibration(chosen, calibration):
-        return quantize_calibrated(model, chosen, calibration, prepare=prepare, progress=progress)
+        quantize_calibrated(model, chosen, calibration, prepare=prepare, progress=progress)
+        return fuse_layers(model) if fuse else model
     if not chosen:
         raise SchemeError(f"expected an nn.Linear to quantize, got none: the model has {len(places)}, all left alone")
 
@@ -91,7 +99,7 @@ def quantize_model(
         for name in names:
             parent, _, last = name.rpartition(".")
             model.get_submodule(parent)._modules[last] = layer
-    return model
+    return fuse_layers(model) if fuse else model
 
 
 def _needs_calibration(chosen: list, calibration) -> bool:

@@ -112,12 +112,16 @@ class Linear(nn.Linear):
         return layer.prepare() if prepare else layer
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._multiply(x, self.bias, self.act)
+
+    def _multiply(self, x: torch.Tensor, bias: torch.Tensor | None, act: str | None) -> torch.Tensor:
+        # Why not in forward: accelerate holds on to that method, past a change of class (fused.py).
         if self.layout is not None:
             if self.scales.dtype is not self._stored:
                 self._restore_type()
             held = (self.qweight, self.scales, self.zeros, self.perm, self.codebook)
-            return product(x, *held, self.bias, self._numbers, self.act)
-        return self._forward_canonical(x)
+            return product(x, *held, bias, self._numbers, act)
+        return self._multiply_canonical(x, bias, act)
 
     def prepare(self) -> Linear:
         """Pack the weight for its device, in place of the canonical form; nothing to do for one that is packed.
@@ -288,13 +292,13 @@ class Linear(nn.Linear):
 
     # ---- the slow path -------------------------------------------------------------------------------------------
 
-    def _forward_canonical(self, x: torch.Tensor) -> torch.Tensor:
+    def _multiply_canonical(self, x: torch.Tensor, bias: torch.Tensor | None, act: str | None) -> torch.Tensor:
         if not torch.compiler.is_compiling() and self.qweight.device.type != "meta":
             _warn_once(self.qweight.device)
         check_x(x, self.in_features, self.qweight.device)
-        if self.act is not None:
-            raise SchemeError(f"act={self.act!r} needs a packed weight; call lowbit.prepare(model) first")
-        return product_by_rows(x, self.quant_tensor(), self.bias, _SCRATCH_BYTES)
+        if act is not None:
+            raise SchemeError(f"act={act!r} needs a packed weight; call lowbit.prepare(model) first")
+        return product_by_rows(x, self.quant_tensor(), bias, _SCRATCH_BYTES)
 
 
 def prepare(model: nn.Module) -> nn.Module:
@@ -388,4 +392,4 @@ def _warn_once(device: torch.device) -> None:
         reason = "a lowbit.Linear is not packed; call lowbit.prepare(model) once after loading"
     else:
         reason = f"lowbit has no kernels for {device}"
-    warnings.warn(f"{reason}: its products run by dequantizing the weight every time, which is slow", stacklevel=4)
+    warnings.warn(f"{reason}: its products run by dequantizing the weight every time, which is slow", stacklevel=5)

@@ -30,11 +30,12 @@ LEVELS = (
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 #: Modules that live in the room of another.
-SAME_ROOM = {"cli": "commands", "__main__": "commands", "convert_model": "checkpoint"}
+SAME_ROOM = {"cli": "commands", "__main__": "commands", "convert_model": "checkpoint", "fused": "nn", "fusing": "nn"}
 #: Imports of a later room that are allowed inside a function, because they happen only when it is called.
 WHEN_CALLED = {("tensor.py", "checkpoint")}  # QuantTensor.save and load
 PUBLIC = (
-    "quantize pack_weight matmul Linear quantize_model prepare quantize_checkpoint from_pretrained tune info selftest"
+    "quantize pack_weight matmul Linear quantize_model prepare fuse unfuse quantize_checkpoint from_pretrained tune "
+    "info selftest"
 )
 
 

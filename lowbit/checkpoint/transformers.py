@@ -15,6 +15,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..errors import FormatError, LowbitError, SchemeError
+from ..fusing import unfuse
 from ..nn import Linear
 from . import experts, layers
 from .names import has_split_experts, renamings_of_experts
@@ -190,6 +191,7 @@ class LowbitHfQuantizer(HfQuantizer):
     def _dequantize(self, model, dtype=None):
         # Why: config.json has the name of a type, which transformers passes on in some of its versions.
         dtype = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype or model.dtype
+        unfuse(model)
         for name, module in list(model.named_modules()):
             if hasattr(module, "lowbit_experts"):
                 module.dequantize_(dtype)

@@ -15,7 +15,15 @@ def small(kind: str, dtype=torch.float32, **changes):
     """A model of two layers with random weights."""
     torch.manual_seed(0)
     common = {"vocab_size": 128, "tie_word_embeddings": False, **changes}
+    odd = {  # q, k and v have rows that are no multiple of 16
+        "hidden_size": 72, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 12,
+        "intermediate_size": 128,
+    }  # fmt: skip
     made = {
+        "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**odd, **common})),
+        "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**{**odd, **common})),
+        "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**{**odd, **common})),
+        "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**{**odd, **common})),
         "gpt2": lambda: transformers.GPT2LMHeadModel(
             transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, n_positions=64, **common)
         ),

@@ -186,7 +186,47 @@ def fully_sharded_packed(folder: Path) -> None:
             raise AssertionError(f"{call} went through")
 
 
-TASKS = (tensor_parallel, experts, cut_groups, fully_sharded, fully_sharded_packed)
+def fused(folder: Path) -> None:
+    """Fused layers that are cut compute the same, and what would need their rows says what to do."""
+    from torch.distributed.fsdp import fully_shard
+
+    expected = torch.load(folder / "expected.pt", weights_only=True)
+    for change in (lowbit.unprepare, lowbit.prepare):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder / "q", dtype=torch.float32)
+        change(lowbit.fuse(model))
+        for layer in model.model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+        torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
+        model(TOKENS).logits.square().mean().backward()
+        gradient = model.model.norm.weight.grad.full_tensor()
+        torch.testing.assert_close(
+            gradient, torch.load(folder / "gradient.pt", weights_only=True), rtol=1e-3, atol=1e-5
+        )
+        for block in (model, *model.model.layers):
+            block.reshard()
+        calls = (
+            model.state_dict,
+            model.model.layers[0].self_attn.k_proj.quant_tensor,
+            lambda m=model: lowbit.unfuse(m),
+        )
+        for call in calls:
+            expect_refusal(call, "call lowbit.unfuse(model) before")
+    model = split(folder / "q")
+    expect_refusal(lambda: lowbit.fuse(model), "whole in each process, got a q_proj that is cut")
+    torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
+
+
+def expect_refusal(call, words: str) -> None:
+    try:
+        call()
+    except lowbit.SchemeError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"{call} went through")
+
+
+TASKS = (tensor_parallel, experts, cut_groups, fully_sharded, fully_sharded_packed, fused)
 
 if __name__ == "__main__":
     task, folder, backend = sys.argv[1], Path(sys.argv[2]), sys.argv[3]

@@ -16,12 +16,13 @@ PAGE = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 def test_every_example_of_the_page_runs_in_its_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names, examples = {}, re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 7
+    assert len(examples) == 8
     for example in examples:
         exec(compile(example, "docs/models.md", "exec"), names)
     assert (names["model"].model.layers[0].mlp.up_proj.scheme.weight.name) == "int4"
     assert names["mixed"].model.layers[1].mlp.down_proj.scheme.weight.name == "int8"
     assert names["mixed"].lm_head.scheme.weight.name == "int8"
+    assert not any("fused" in name for name, _ in names["fused"].named_modules())
     assert (tmp_path / "small-int4-again" / "config.json").is_file() and (tmp_path / "small-int2").is_dir()
     if importlib.util.find_spec("peft"):
         assert (tmp_path / "small-adapter" / "adapter_model.safetensors").is_file()

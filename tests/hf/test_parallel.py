@@ -44,6 +44,14 @@ def test_layers_that_are_cut_while_packed_compute_the_same_and_refuse_the_rest(f
     run("fully_sharded_packed", folder)
 
 
+@pytest.mark.skipif(
+    Version(torch.__version__) < Version("2.13"),
+    reason="FSDP2 of torch 2.11 takes float parameters only, 2.13 others too",
+)
+def test_fused_layers_that_are_cut_compute_the_same_and_ask_to_be_unfused(folder):
+    run("fused", folder)
+
+
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "gpt_oss"])
 def test_experts_lie_whole_in_each_process_and_count_once(kind, tmp_path):
     settings = {"dtype": "int4", "group_size": 16, "method": "rtn"}
