@@ -1,5 +1,6 @@
 """Risk: a layer gets a product that another one left, of an x that is no longer the same, or keeps it alive."""
 
+import contextlib
 import copy
 import gc
 import threading
@@ -100,12 +101,16 @@ def test_only_the_same_x_in_the_same_state_shares():
         assert products.count == 1 and torch.equal(up, plain.up_proj(x)) and up.requires_grad == x.requires_grad
         assert gate.shape == (3, 128)
     for context in (torch.no_grad(), torch.autocast("cpu", torch.bfloat16)):
-        x = X.clone().requires_grad_()
-        _open(fused, ())
-        fused.gate_proj(x)
-        with context:
-            assert torch.equal(fused.up_proj(x), plain.up_proj(x))
-            assert fused.up_proj(x).requires_grad == plain.up_proj(x).requires_grad
+        for inside in ("gate_proj", "up_proj"):
+            x = X.clone().requires_grad_()
+            _open(fused, ())
+            for name in ("gate_proj", "up_proj"):
+                with context if name == inside else contextlib.nullcontext():
+                    y, expected = getattr(fused, name)(x), getattr(plain, name)(x)
+                assert torch.equal(y, expected) and (y.dtype, y.requires_grad) == (
+                    expected.dtype,
+                    expected.requires_grad,
+                )
     x = X.clone()
     _open(fused, ())
     fused.gate_proj(x)
