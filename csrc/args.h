@@ -18,13 +18,13 @@ enum class ActType : int32_t { kFloat32, kFloat16, kBFloat16, kInt8 };
 struct Weight {
   const uint8_t* codes;
   const void* scales;
-  const void* zeros;      // null when zero_kind is kNone
-  const float* codebook;  // the values of the 2^bits codes; null where the type says what they are
+  const void* zeros;  // null when zero_kind is kNone
   int64_t n, k;
   int64_t group_size;  // 16, 32, 64, 128, 256, or -1 for the whole row
   ScaleType scale_type;
   ZeroKind zero_kind;
-  bool whole_zeros;  // zero_kind is kZero, and all zeros are whole numbers from 0 to 2^bits
+  bool whole_zeros;       // zero_kind is kZero, and all zeros are whole numbers from 0 to 2^bits
+  const float* codebook;  // the values of the 2^bits codes; null where the type says what they are
 };
 
 // x: m rows of k values; consecutive k are adjacent, rows lie row_stride elements apart.

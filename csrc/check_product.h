@@ -61,12 +61,12 @@ inline Weight check_weight(Layout which, Place place, const Tensor& codes, const
   Weight w{static_cast<const uint8_t*>(codes.const_data_ptr()),
            scales.const_data_ptr(),
            data_or_null(zeros),
-           static_cast<const float*>(data_or_null(codebook)),
            n,
            k,
            group_size,
            scale_type(scales, "scales")};
   set_zero_kind(w, zero_kind);
+  w.codebook = static_cast<const float*>(data_or_null(codebook));
   return w;
 }
 

@@ -116,9 +116,8 @@ constexpr float tile_us(Family family, int tokens, const Question& q) {
     return 0.01f * tokens;
   }
   if (!holds && !repeats(family, tokens)) return kNever;
-  // Why: up to 16 tokens no product rounds a weight, and there the larger tiles would. In fp16 the difference of a
-  // value and a zero keeps as many digits as x has, in bf16 it does not.
-  const bool rounds = q.fine() || q.zero_kind == ZeroKind::kMin || (q.any_zeros() && q.bf16_x);
+  // Why: up to 16 tokens no product rounds a weight, and there the larger tiles would.
+  const bool rounds = q.fine() || q.any_zeros();
   if (tokens > 16 && q.m <= 16 && rounds) return kLast + rank * 1e3f;
   for (const TileCost& cost : kTileCosts)
     if (cost.tokens == tokens) return gemm_us(q, cost);

@@ -20,19 +20,21 @@ struct Form {
   static constexpr ZeroForm kZeroForm = Zeros;
 };
 
-// Calls run(Form) for the one that serves `w`; Whole: the kernels tell whole zeros apart, with groups of 128 and more.
-// Why floats with zeros have one form for all groups: hardly anyone has such weights, and a form is a quarter of the
-// time that a unit takes to compile.
+// Calls run(Form) for the one that serves `w`. Whole: the kernels tell whole zeros apart, with groups of 128 and more;
+// all others they take as with fine groups. Why, and why floats with zeros have one form for all groups: hardly anyone
+// has such weights, and a form is a quarter of the time that a unit takes to compile.
 template <bool Float, bool Whole, class Run>
 inline int with_form(const Weight& w, const Run& run) {
   const bool fine = w.group_size > 0 && w.group_size < layout::kStepK;
   if (w.zero_kind == ZeroKind::kNone)
     return fine ? run(Form<true, ZeroForm::kNone>{}) : run(Form<false, ZeroForm::kNone>{});
-  if (Float || fine) return run(Form<true, ZeroForm::kAny>{});
-  if constexpr (!Float && Whole)
-    if (w.whole_zeros) return run(Form<false, ZeroForm::kWhole>{});
-  if constexpr (!Float) return run(Form<false, ZeroForm::kAny>{});
-  return 0;
+  if constexpr (Float) {
+    return run(Form<true, ZeroForm::kAny>{});
+  } else if constexpr (Whole) {
+    return w.whole_zeros && !fine ? run(Form<false, ZeroForm::kWhole>{}) : run(Form<true, ZeroForm::kAny>{});
+  } else {
+    return fine ? run(Form<true, ZeroForm::kAny>{}) : run(Form<false, ZeroForm::kAny>{});
+  }
 }
 
 // How long groups are, in the two units that kernels count in.

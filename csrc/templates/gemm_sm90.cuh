@@ -157,7 +157,7 @@ inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   if (!Tile::kWgmma && args.x.m > Tile::kTokens) return cudaErrorInvalidValue;
   return with_form<Weight::kFloat, Tile::kWgmma>(args.w, [&](auto form) -> int {
     using Form = decltype(form);
-    if constexpr (Tile::kAll || (!Form::kFine && Form::kZeroForm != ZeroForm::kAny)) {
+    if constexpr (Tile::kAll || !Form::kFine) {
       static Prepared prepared;
       return launch_kernels(kernels<Weight, Act, Tile, Form>(), kTraits<Weight, Tile, Form>, args, launch, affine,
                             prepared);

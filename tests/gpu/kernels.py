@@ -48,17 +48,11 @@ def is_wide(name: str) -> bool:
 
 def scales_values(name: str, pw: lowbit.PackedWeight) -> bool:
     """Whether a kernel applies scales to values of a weight: wide ones do, but those of gemm_sm90 with groups of at
-    least 128 where zeros are not added after the scale, and of floats where there are none.
+    least 128 and without zeros, or with whole ones.
     """
     if not is_wide(name) or family(name) == "gemm_sm80" or 0 < pw.group_size < 128:
         return is_wide(name)
-    return pw.zero_kind == "min" or (pw.dtype.kind == "float" and pw.zero_kind != "none")
-
-
-def rounds(name: str, pw: lowbit.PackedWeight) -> bool:
-    """Whether a kernel rounds values of a weight, without zeros, or with whole ones, where it does not
-    scale them."""
-    return scales_values(name, pw) or (is_wide(name) and pw.zero_kind != "none" and pw.numbers[-1] != WHOLE_ZEROS)
+    return pw.zero_kind != "none" and pw.numbers[-1] != WHOLE_ZEROS
 
 
 def forced(name: str | None) -> contextlib.AbstractContextManager:

@@ -132,17 +132,14 @@ def wrong(y: torch.Tensor, exact: torch.Tensor, size: torch.Tensor, share=SHARE,
     return None
 
 
-def wrong_rounded(
-    y: torch.Tensor, x: torch.Tensor, weight: Weight, bias=None, together=True, scaled=True
-) -> str | None:
+def wrong_rounded(y: torch.Tensor, x: torch.Tensor, weight: Weight, bias=None, together=True) -> str | None:
     """The same for a product of values of the weight that were rounded to x's type: each value, before that the
     difference of value and zero, and scales and zeros of which x's type does not hold all digits.
 
     together: goes with x of no sign alone. Else roundings do not average out: few different values repeat the same.
-    scaled: scales are rounded too.
     """
     half, stored = torch.finfo(x.dtype).eps / 2, weight.qt.scales.double()
-    lost = ((stored.to(x.dtype).double() - stored).abs() / stored.abs().clamp_min(1e-300)).max().item() if scaled else 0
+    lost = ((stored.to(x.dtype).double() - stored).abs() / stored.abs().clamp_min(1e-300)).max().item()
     steps = {"none": 1, "zero": 2, "min": 1}[weight.qt.scheme.zero_kind]
     if weight.qt.zeros is not None and torch.finfo(weight.qt.zeros.dtype).eps < 2 * half:
         steps += 1

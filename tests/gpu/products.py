@@ -10,7 +10,7 @@ import torch
 import lowbit
 
 from . import oracle
-from .kernels import family, product_rows, rounds, scales_values, tile
+from .kernels import family, product_rows, scales_values, tile
 from .plan import cases
 
 ROWS = sorted(product_rows(), key=lambda row: (row["weight"], row["name"]))
@@ -73,8 +73,8 @@ def bias_for(n, i):
 
 def why_wrong(kernel: str, y, x, weight, bias=None, together=True) -> str | None:
     """What is wrong with a product by one kernel, or None; ``together`` as in oracle.wrong_rounded."""
-    if rounds(kernel, weight.pw):
-        return oracle.wrong_rounded(y, x, weight, bias, together, scales_values(kernel, weight.pw))
+    if scales_values(kernel, weight.pw):
+        return oracle.wrong_rounded(y, x, weight, bias, together)
     exact, size = oracle.product(x, weight, bias)
     if family(kernel) == "decode" and weight.qt.dtype.kind != "float":
         # It multiplies two 8-bit digits of x, which are off by up to 2^-15 of the largest x of 128 k.

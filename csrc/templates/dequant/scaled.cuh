@@ -168,11 +168,11 @@ struct ExactDecoder<Float<Exponent, Mantissa>, Act> {
   }
 };
 
-// Exact: values stay numbers value / factor() without scale, and the scale of a group is that of its sums (`on_sums`);
-// but for zeros that are added after the scale, which have to be scaled here.
+// Exact: values stay numbers value / factor() without scale, and the scale of a group is that of its sums (`on_sums`).
 template <class Weight, class Act, ZeroForm Zeros, bool Exact>
 struct ScaledDecoder {
   static constexpr bool kAny = Zeros == ZeroForm::kAny, kWhole = Zeros == ZeroForm::kWhole;
+  static_assert(!(Exact && kAny), "the difference of a value and any zero is no number with few digits");
   using Numbers = ExactDecoder<Weight, Act>;
   using Words = typename Numbers::Words;
 
@@ -185,11 +185,7 @@ struct ScaledDecoder {
     // Where values are exact: those of a row half become 0 unless `keep`. Why no branch: after one the compiler no
     // longer knows that a warp goes one way.
     __device__ __forceinline__ void keep(int h, bool keep) {
-      if constexpr (kAny) {
-        scale[h] = keep ? scale[h] : 0, after[h] = keep ? after[h] : 0;
-      } else {
-        last.factor[h] = keep ? last.factor[h] : 0, last.addend[h] = keep ? last.addend[h] : 0;
-      }
+      last.factor[h] = keep ? last.factor[h] : 0, last.addend[h] = keep ? last.addend[h] : 0;
     }
   };
 
@@ -205,17 +201,17 @@ struct ScaledDecoder {
 
   // scales, zeros: of rows g and g + 8. is_min: the zero is added after the scale.
   __device__ __forceinline__ Group group(float2 scales, float2 zeros, bool is_min) const {
-    const float scale[2] = {scales.x, scales.y}, zero[2] = {zeros.x, zeros.y}, later = Exact ? factor() : 1.0f;
+    const float scale[2] = {scales.x, scales.y}, zero[2] = {zeros.x, zeros.y};
     Group made{};
     made.last = numbers.last;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      made.on_sums[h] = kAny && is_min ? 1.0f : scale[h];
-      made.scale[h] = pairs::both<Act>(Exact && !is_min ? 1.0f : scale[h] * (Exact ? 1.0f : factor()));
+      made.on_sums[h] = scale[h];
+      made.scale[h] = pairs::both<Act>(scale[h] * factor());
       if constexpr (kWhole) made.last.addend[h] = Numbers::addend(h, base + zero[h] / step);
       if constexpr (kAny) {
         made.before[h] = pairs::both<Act>(is_min ? 0.0f : zero[h] * (-1.0f / factor()));
-        made.after[h] = pairs::both<Act>(is_min ? zero[h] / later : 0.0f);
+        made.after[h] = pairs::both<Act>(is_min ? zero[h] : 0.0f);
       }
     }
     return made;
