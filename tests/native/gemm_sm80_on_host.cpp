@@ -145,7 +145,7 @@ int main() {
   run<6, __half, 64>({17, 16, 65, 32, kZero, false, 5, 90});           // less than a stage, blocks without work
   run<2, __half, 128>({33, 203, 130, 64, kMin, true, 2, 90});
   // What floats with zeros take: kernels for fine groups with coarse ones.
-  run<6, __half, 16, Form<true, true>>({40, 1300, 13, 128, kZero, false, 3, 80});
-  run<3, __half, 64, Form<true, true>>({40, 1300, 30, 256, kMin, false, 2, 90});
-  run<4, __nv_bfloat16, 32, Form<true, true>>({20, 515, 20, -1, kZero, true, 3, 80});
+  run<6, __half, 16, Form<true, ZeroForm::kAny>>({40, 1300, 13, 128, kZero, false, 3, 80});
+  run<3, __half, 64, Form<true, ZeroForm::kAny>>({40, 1300, 30, 256, kMin, false, 2, 90});
+  run<4, __nv_bfloat16, 32, Form<true, ZeroForm::kAny>>({20, 515, 20, -1, kZero, true, 3, 80});
 }

@@ -2,12 +2,14 @@
 #pragma once
 #include "on_host/block.h"
 #include "templates/dequant/planes.cuh"
+#include "templates/form.cuh"
 #include "templates/types.cuh"
 
 namespace lowbit {
 
-template <class Weight, class Act, bool Zeros, bool /*Exact*/>
+template <class Weight, class Act, ZeroForm Zeros, bool /*Exact*/>
 struct ScaledDecoder {
+  static constexpr bool kZeros = Zeros != ZeroForm::kNone;
   using Words = planes::Words<Weight::kBits>;
   struct Group {
     float scale[2], zero[2];
@@ -32,9 +34,9 @@ struct ScaledDecoder {
             code |= (from.of(width, u) >> (16 * j + 8 * c + Words::bit(width, u)) & ((1 << width) - 1))
                     << layout::plane_low(Weight::kBits, width);
         float value = step * (code - base);
-        if (Zeros && !group.is_min) value -= group.zero[h];
+        if (kZeros && !group.is_min) value -= group.zero[h];
         value *= group.scale[h];
-        if (Zeros && group.is_min) value += group.zero[h];
+        if (kZeros && group.is_min) value += group.zero[h];
         const Act rounded(value);
         uint16_t bits;
         std::memcpy(&bits, &rounded, 2);
