@@ -44,7 +44,7 @@ class Library:
 
 @pytest.fixture
 def library(monkeypatch, caplog):
-    monkeypatch.setattr(log, "candidates", lambda *question: [Candidate("w4a16_gemm_sm90_n32", 14.4)])
+    monkeypatch.setattr(log, "candidates", lambda *question, **_: [Candidate("w4a16_gemm_sm90_n32", 14.4)])
     monkeypatch.setattr(log, "_kept", [])
     made, level = Library(), logging.getLogger("lowbit").level
     log.watch(made)
@@ -83,7 +83,7 @@ def test_each_new_product_is_one_line(library, caplog):
 
 def test_the_line_says_which_product_it_was(monkeypatch):
     asked = []
-    monkeypatch.setattr(log, "candidates", lambda *question: asked.append(question) or [])
+    monkeypatch.setattr(log, "candidates", lambda *question, **_: asked.append(question) or [])
     line = log.sentence(product("x", "forced", weight=11, act=2, group_size=-1, zero_kind=2, scale_type=1))
     assert line == ("plan: uint4 x bfloat16, M 20 (of 17 to 32), N 8192, K 4096, group a row, zeros 'min': x, forced")
     scheme, *rest = asked[0]
