@@ -1,5 +1,6 @@
 """Everything in this folder is marked ``gpu``, and skipped with the reason where there is no CUDA device."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.gpu)
             if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def quiet_and_fresh():
+    """Nothing compiled by another test, and no warning of what float32 x costs."""
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="x is float32")
+        yield
+    torch._dynamo.reset()

@@ -13,7 +13,6 @@ from lowbit.dtypes import kernel_type
 from . import oracle
 from .kernels import kernels_launched, needs_kernels
 from .test_dequant import FLOATS, SCALES, bits_of, expanded, skip_unbuilt
-from .test_pack import elapsed
 
 pytestmark = needs_kernels
 BOOKS = [kernel_type(f"codebook{bits}") for bits in range(1, 9)]
@@ -93,23 +92,6 @@ def test_a_table_of_another_kind_is_refused():
     ):
         with pytest.raises(RuntimeError, match=words):
             torch.ops.lowbit.dequantize_out(*given, book)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 8])
-def test_expanding_runs_at_the_speed_of_memory(bits, dtype):
-    """8192 x 4096, 64 MB; the bound is loose, the printed rate is what to look at (-s)."""
-    skip_unbuilt(BOOKS[bits - 1], dtype)
-    pw = lowbit.pack_weight(make(bits, (8192, 4096), 128), "cuda")
-    outs = [torch.empty(8192, 4096, dtype=dtype, device="cuda") for _ in range(4)]
-
-    def call():
-        for out in outs:
-            expanded(pw, dtype, out=out)
-
-    ms = min(elapsed(call) for _ in range(5)) / len(outs)
-    print(f"codebook{bits} to {dtype}: {ms * 1e3:.0f} us, {(outs[0].nbytes + pw.nbytes) / ms / 1e9:.2f} TB/s")
-    assert ms < 0.5
 
 
 # ---- products -------------------------------------------------------------------------------------------------------

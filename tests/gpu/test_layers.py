@@ -3,7 +3,6 @@
 import copy
 import io
 import pickle
-import warnings
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from lowbit.ops import gradient
 from . import oracle
 from .kernels import needs_kernels
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.usefixtures("quiet_and_fresh")]
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32]
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 1e-5}
@@ -30,15 +29,6 @@ def layer(kind="int4", device="cuda", dtype=torch.float16, prepare=True):
     torch.manual_seed(0)
     made = nn.Linear(256, 40).to(dtype).to(device)
     return lowbit.Linear.from_linear(made, kind, group_size=32, method="rtn", prepare=prepare)
-
-
-@pytest.fixture(autouse=True)
-def quiet_and_fresh():
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="x is float32")
-        yield
-    torch._dynamo.reset()
 
 
 # ---- gradients ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ The models have random weights; what one should compute is its dequantized weigh
 """
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ transformers = pytest.importorskip("transformers", reason="models need the extra
 from .line import captured  # noqa: E402
 from .models import DEVICE, IDS, LAYOUT, OFF, assert_greedy, dequantized, layers_of, logits, off, tiny  # noqa: E402
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.usefixtures("quiet_and_fresh")]
 HALVES = [torch.float16, torch.bfloat16]
 #: Of the codes a method finds on both devices, the share that is equal at least. Sums are taken in another order, so
 #: scales that are equally good change places; with gptq a changed code changes the rest of its row. With the last bit
@@ -26,15 +25,6 @@ HALVES = [torch.float16, torch.bfloat16]
 EQUAL = {"rtn": 1, "mse": 0.999, "hqq": 0.998, "awq": 0.95, "gptq": 0.7}
 #: How much more or less of the float model's logits a model may lose for it; by noise alone 0.1% with gptq.
 LOSS = {"rtn": 1e-6, "mse": 2e-3, "hqq": 5e-3, "awq": 0.02, "gptq": 0.03}
-
-
-@pytest.fixture(autouse=True)
-def quiet_and_fresh():
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="x is float32")
-        yield
-    torch._dynamo.reset()
 
 
 def quantized(model, method="rtn", dtype="uint4", device=DEVICE, **options):
