@@ -64,9 +64,11 @@ inline Weight check_weight(Layout which, Place place, const Tensor& codes, const
            n,
            k,
            group_size,
-           scale_type(scales, "scales")};
+           scale_type(scales, "scales"),
+           ZeroKind::kNone,
+           false,
+           static_cast<const float*>(data_or_null(codebook))};
   set_zero_kind(w, zero_kind);
-  w.codebook = static_cast<const float*>(data_or_null(codebook));
   return w;
 }
 

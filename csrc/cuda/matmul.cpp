@@ -231,11 +231,21 @@ void matmul_out(const Tensor& x, const Tensor& codes, const Tensor& scales, cons
   const Ran ran = run_tiles(args, kind, static_cast<int>(act), launch, x, copy);
   if (!ran.row) multiply_expanded(args, dequant_kernel(w, weight, args.x.type), launch, out, bias);
   if (const ProductWatcher watch = watcher.load(std::memory_order_relaxed)) {
-    WatchedProduct product{ran.row ? ran.row->name : dequant_kernel(w, weight, args.x.type).name, ran.why, kind, act};
-    product.m = args.x.m, product.n = n, product.k = k;
-    product.group_size = group_size, product.zero_kind = zero_kind;
-    product.scale_type = static_cast<int64_t>(w.scale_type);
-    product.capability = launch.capability, product.blocks = launch.clusters[0], product.pairs = launch.clusters[1];
+    const char* name = ran.row ? ran.row->name : dequant_kernel(w, weight, args.x.type).name;
+    const int64_t scale_type = static_cast<int64_t>(w.scale_type);
+    const WatchedProduct product{name,
+                                 ran.why,
+                                 kind,
+                                 act,
+                                 args.x.m,
+                                 n,
+                                 k,
+                                 group_size,
+                                 zero_kind,
+                                 scale_type,
+                                 launch.capability,
+                                 launch.clusters[0],
+                                 launch.clusters[1]};
     watch(&product);
   }
 }

@@ -120,7 +120,8 @@ def _cases(weight: str, act: str) -> list[tuple]:
 def random_weight(wtype, shape, group_size: int, kind: str, scale_type: torch.dtype, generator) -> QuantTensor:
     """A weight of random legal codes whose values stay small enough that fp16 products are finite for every type.
 
-    wtype: of dtypes.KERNEL_TYPES; a codebook type gives a uint type with a random table.
+    wtype: of dtypes.KERNEL_TYPES; a codebook type gives a uint type with a random table. kind: a zero kind, or "whole"
+    for "zero" with whole numbers.
     """
     (n, k), bits = shape, wtype.bits
     book, largest = None, wtype.max_value if wtype.values else 1.0
@@ -133,8 +134,10 @@ def random_weight(wtype, shape, group_size: int, kind: str, scale_type: torch.dt
     scales = ((torch.rand(n, groups, generator=generator) + 0.5) * 8 / largest).to(scale_type)
     zeros = None
     if kind != "none":
-        spread = 2**bits if kind == "zero" and book is None else 1
+        spread = 2**bits if kind in ("zero", "whole") and book is None else 1
         zeros = (torch.rand(n, groups, generator=generator) * spread).to(scale_type)
+    if kind == "whole":
+        zeros, kind = zeros.floor(), "zero"
     options = {"dtype": wtype, "group_size": group_size, "zero_kind": kind, "codebook": book}
     return QuantTensor.from_codes(codes, scales, zeros, **options)
 

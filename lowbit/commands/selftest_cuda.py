@@ -11,6 +11,7 @@ from .. import extension, reference
 from ..dtypes import kernel_type
 from ..ops.launch import matmul
 from ..pack import PackedWeight, pack_weight
+from ..scheme import WHOLE_ZEROS
 from .selftest import random_weight, why_wrong
 
 # No tile divides them: several steps of K, the last one short, more row tiles than a block has warps.
@@ -77,11 +78,14 @@ def check(rows: list[dict]) -> Iterator[tuple[dict, str | None]]:
 
 
 def _cases(weight: str, act: str) -> Iterator[_Case]:
-    """Fine groups and a whole row, with every kind of zero that the type has."""
+    """Fine and long groups, with every kind of zero that the type has."""
     generator = torch.Generator().manual_seed(1)
     wtype = kernel_type(weight)
     kinds = {"uint": ("zero", "min"), "codebook": ("none", "min")}.get(wtype.kind, ("none", "none"))
-    for group_size, kind, scale_type in ((32, kinds[0], torch.float16), (128, kinds[1], torch.bfloat16)):
+    tried = [(32, kinds[0], torch.float16), (128, kinds[1], torch.bfloat16)]
+    if wtype.kind == "uint":
+        tried.append((128, "whole", torch.float16))
+    for group_size, kind, scale_type in tried:
         qt = random_weight(wtype, (_N, _K), group_size, kind, scale_type, generator)
         x = torch.randn(_TOKENS, _K, generator=generator).to(getattr(torch, act))
         bias = torch.randn(_N, generator=generator)
@@ -93,7 +97,7 @@ def _product(row: dict, cases: list[_Case]) -> str | None:
     times, tried = _ROUNDED if row["tokens"] >= _ROUNDING.get(row["family"], _TOKENS + 1) else 1, 0
     with extension.force_cuda_kernel(row["name"]):
         for case in cases:
-            if not row.get("fine", True) and 0 < case.pw.group_size < 128:
+            if not _serves(row, case.pw):
                 continue
             for m in sorted({1, row["tokens"]}):
                 try:
@@ -109,6 +113,16 @@ def _product(row: dict, cases: list[_Case]) -> str | None:
     if not tried:
         raise _Refused
     return None
+
+
+def _serves(row: dict, pw: PackedWeight) -> bool:
+    """Whether a family has this kernel for a weight: those that take no fine groups take no zeros in gemm_sm90, but
+    whole ones.
+    """
+    if row.get("fine", True):
+        return True
+    zeros = row["family"] == "gemm_sm90" and pw.zero_kind != "none" and pw.numbers[-1] != WHOLE_ZEROS
+    return not zeros and not 0 < pw.group_size < 128
 
 
 def _dequant(row: dict, cases: list[_Case]) -> str | None:

@@ -45,23 +45,25 @@ def legal_codes(dtype: str) -> torch.Tensor:
 def make(dtype: str, shape, group_size=128, zero_kind="none", scale_type="float16", seed=0, plain=False) -> Weight:
     """Random legal codes, scales and zeros; x of size 1 gives a product of size 1 or so, so that fp16 holds it.
 
-    plain: scales are powers of two and zeros whole numbers, so that fp16 and bf16 hold every value of the weight.
+    zero_kind: "whole" for "zero" with whole numbers. plain: scales are powers of two and zeros whole numbers, so that
+    fp16 and bf16 hold every value of the weight.
     """
     wtype, (n, k), chance = weight_type(dtype), shape, generator(seed)
     legal = legal_codes(dtype)
     codes = legal[torch.randint(len(legal), shape, generator=chance, device="cuda")]
     groups = 1 if group_size == -1 else -(-k // group_size)
     largest = max(abs(v) for c, v in enumerate(wtype.values) if c not in wtype.invalid_codes)
+    whole, zero_kind = zero_kind == "whole" or plain, "zero" if zero_kind == "whole" else zero_kind
     top = largest + (2**wtype.bits if zero_kind == "zero" else 0)
     uniform = torch.rand(2, n, groups, generator=chance, device="cuda")
     scales = (uniform[0] + 0.5) * 4 / (top * k**0.5)
-    zeros = {"none": None, "zero": uniform[1] * 2**wtype.bits, "min": (uniform[1] - 0.5) / k**0.5}[zero_kind]
+    zero = (uniform[1] * 2**wtype.bits).floor() if whole else uniform[1] * 2**wtype.bits
+    zeros = {"none": None, "zero": zero, "min": (uniform[1] - 0.5) / k**0.5}[zero_kind]
     if plain:
         scales = scales.log2().floor().exp2()
         # Why not "min" of other types: a whole number of scales below a value may need more digits than bf16 has.
         assert zero_kind == "none" or wtype.kind == "uint", "no zeros of which bf16 holds every difference"
-        whole = (uniform[1] * 2**wtype.bits).floor()
-        zeros = {"none": None, "zero": whole, "min": -scales * whole}[zero_kind]
+        zeros = -scales * zero if zero_kind == "min" else zeros
     return weight_of(dtype, codes, scales, zeros, group_size, zero_kind, scale_type)
 
 

@@ -46,6 +46,17 @@ def group_for(row: dict, fine: int = 64) -> int:
     return fine if row.get("fine", True) else 128
 
 
+def kind_for(row: dict, wanted: str = "zero") -> str:
+    """A kind of zeros that a kernel takes: where it takes no fine groups, gemm_sm90 takes whole zeros alone, and decode
+    takes none with floats.
+    """
+    if wanted == "none" or row.get("fine", True):
+        return wanted
+    if row["family"] == "gemm_sm90":
+        return "whole"
+    return "none" if row["weight"].startswith("float") else wanted
+
+
 def skip_refused(refused: list[str], right: int) -> None:
     """At the end of a test: say what kernels refused, which they may for the length of x or the device alone."""
     if refused:

@@ -14,7 +14,19 @@ from lowbit.scheme import GROUP_SIZES, WHOLE_ROW
 
 from . import oracle
 from .kernels import family, is_wide, kernels_launched, may_refuse, needs_kernels, product_by, ran, tokens
-from .products import BY_TILE, FLOATS, ROWS, assert_exact, assert_right, bias_for, group_for, name, placed, row_of
+from .products import (
+    BY_TILE,
+    FLOATS,
+    ROWS,
+    assert_exact,
+    assert_right,
+    bias_for,
+    group_for,
+    kind_for,
+    name,
+    placed,
+    row_of,
+)
 
 pytestmark = needs_kernels
 
@@ -119,7 +131,7 @@ def test_numbers_of_rows_around_those_of_tiles(dtype, act):
 def test_two_runs_give_the_same_bits_beside_other_work(row):
     """Blocks come and go in another order while other kernels take multiprocessors."""
     skip_elsewhere(row)
-    weight = oracle.make("uint3", (4112, 4096), group_for(row), "zero")
+    weight = oracle.make("uint3", (4112, 4096), group_for(row), kind_for(row))
     x = oracle.normal(tokens(row["name"]), 4096, dtype=getattr(torch, row["act"]))
     expected, side = product_by(row["name"], x, weight.pw), torch.cuda.Stream()
     other, seen = oracle.normal(2048, 2048, dtype=torch.float16), []

@@ -15,6 +15,7 @@ from . import oracle
 from .foreign import BROKEN, EARLY, HALF, KINDS, NEVER, Turns
 from .kernels import forced, may_refuse, needs_kernels, product_rows, tokens
 from .line import TURNS, Line, calm, captured
+from .products import kind_for
 
 pytestmark = needs_kernels
 
@@ -78,7 +79,8 @@ def test_graph_between_foreign_kernels(row):
     if may_refuse(row["name"], tokens(row["name"]), 2048):
         pytest.skip(f"{row['name']} is not for this device")
     with forced(row["name"]):
-        line = Line(row["weight"], m=tokens(row["name"]), act=getattr(torch, row["act"]))
+        kind = kind_for(row) if row["weight"].startswith("uint") else "none"
+        line = Line(row["weight"], m=tokens(row["name"]), act=getattr(torch, row["act"]), kind=kind)
         compared = 0
         for before in KINDS.values():
             for after in KINDS.values():

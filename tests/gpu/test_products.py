@@ -18,6 +18,7 @@ from .products import (
     bias_for,
     by_type,
     group_for,
+    kind_for,
     name,
     placed,
     skip_refused,
@@ -135,7 +136,7 @@ def test_extreme_scales_and_codes(row, group):
 
 @pytest.mark.parametrize("row", BY_TILE, ids=name)
 def test_row_of_nan_or_infinity_stays_in_its_row(row):
-    weight, m = oracle.make("uint3", (200, 520), group_for(row), "zero"), tokens(row["name"])
+    weight, m = oracle.make("uint3", (200, 520), group_for(row), kind_for(row)), tokens(row["name"])
     x = oracle.normal(m, 520, dtype=getattr(torch, row["act"]))
     clean = product_by(row["name"], x, weight.pw)
     if clean is None:
@@ -176,7 +177,7 @@ def test_forced_kernel_that_cannot_hold_a_product_says_so(kind):
 
 @pytest.mark.parametrize("row", BY_TILE, ids=name)
 def test_forced_kernel_is_the_one_that_runs(row):
-    weight = oracle.make("uint3", (200, 520), group_for(row), "zero")
+    weight = oracle.make("uint3", (200, 520), group_for(row), kind_for(row))
     x = oracle.normal(1, 520, dtype=getattr(torch, row["act"]))
     if may_refuse(row["name"], 1, 520):
         pytest.skip(f"{row['name']} is not for this device")
@@ -194,7 +195,8 @@ def test_sanitizer_small_products_of_each_tile(row):
     i, m = ROWS.index(row), max(tokens(row["name"]) - 1, 1)
     least = group_for(row, 32)
     for group_size in ((least, -1)[i % 2],) if family(row["name"]) == "decode" else (least, -1):
-        weight = oracle.make(row["weight"], (72, 328), group_size, ("none", "zero", "min")[i % 3])
+        kind = kind_for(row, ("none", "whole", "zero", "min")[i % 4])
+        weight = oracle.make(row["weight"], (72, 328), group_size, kind)
         x = placed(oracle.normal(m, 328, dtype=getattr(torch, row["act"])), spread=i % 2 == 0)
         bias = bias_for(72, i)
         y = product_by(row["name"], x, weight.pw, bias)
