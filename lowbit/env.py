@@ -50,6 +50,19 @@ VARIABLES: tuple[Variable, ...] = (
         ("1", "0"),
     ),
     Variable(
+        "LOWBIT_TUNED",
+        "run",
+        "`1` or `0`",
+        "0: read no tables of measured times; products on CUDA go by predicted ones, until `lowbit.tune` is called.",
+        ("1", "0"),
+    ),
+    Variable(
+        "LOWBIT_CACHE",
+        "run",
+        "a folder",
+        "Where the times that `lowbit.tune` measured are kept; unset: `lowbit` in `$XDG_CACHE_HOME` or `~/.cache`.",
+    ),
+    Variable(
         "LOWBIT_ONLY",
         "build",
         "globs of kernel names, comma-separated, such as `w4*_cpu_avx2`, or `none`",

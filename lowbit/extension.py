@@ -28,6 +28,7 @@ _library: ctypes.CDLL | None = None
 _cuda: ctypes.CDLL | str = "lowbit's libraries are not loaded yet"  # the CUDA library, or why there is none
 _forced: bytes | None = None  # the CUDA kernel that force_cuda_kernel or LOWBIT_FORCE_KERNEL chose
 _warned: set[str] = set()
+_tables_read: set[int] = set()  # CUDA devices
 
 _OK, _UNKNOWN, _UNUSABLE = range(3)  # what lowbit_set_isa returns
 
@@ -38,8 +39,8 @@ def load() -> ctypes.CDLL:
     where torch sees a CUDA device; :func:`cuda_kernels` says whether its kernels can be used.
 
     Raises ExtensionError when it is missing or does not load, EnvironmentVariableError for a ``LOWBIT_FORCE_ISA`` that
-    does not exist or that this CPU lacks, a ``LOWBIT_BATCH_INVARIANT`` other than 1 and 0, a ``LOWBIT_LOG`` other than
-    plan, or, where the CUDA library is loaded, a ``LOWBIT_FORCE_KERNEL`` that it lacks.
+    does not exist or that this CPU lacks, a ``LOWBIT_BATCH_INVARIANT`` or ``LOWBIT_TUNED`` other than 1 and 0, a
+    ``LOWBIT_LOG`` other than plan, or, where the CUDA library is loaded, a ``LOWBIT_FORCE_KERNEL`` that it lacks.
     """
     global _library, _cuda
     if _library is not None:
@@ -48,7 +49,7 @@ def load() -> ctypes.CDLL:
         if _library is None:
             library = _open(LIBRARY)
             env.warn_about_unknown_names()
-            for name in ("LOWBIT_BATCH_INVARIANT", "LOWBIT_LOG"):
+            for name in ("LOWBIT_BATCH_INVARIANT", "LOWBIT_LOG", "LOWBIT_TUNED"):
                 env.get(name)  # a value that does not exist is an error without a GPU too
             _apply_forced_isa(library)
             _cuda = _open_cuda()
@@ -110,7 +111,8 @@ def why_no_cuda(device: int) -> str | None:
 def cuda_kernels(device: int) -> bool:
     """Whether lowbit's kernels run on a CUDA device. If not, torch operations must do; one warning says why.
 
-    Raises EnvironmentVariableError when they don't and a variable needs them.
+    The first time that they do, tables of times measured on such a device are read (autotune/tuned.py). Raises
+    EnvironmentVariableError when they don't and a variable needs them.
     """
     reason = why_no_cuda(device)
     if reason is not None and env.get("LOWBIT_BATCH_INVARIANT") == "1":
@@ -122,6 +124,10 @@ def cuda_kernels(device: int) -> bool:
     if reason is not None and reason not in _warned:
         _warned.add(reason)
         warnings.warn(f"{reason}; products on CUDA use torch operations, which is slower", stacklevel=3)
+    if reason is None and device not in _tables_read:
+        _tables_read.add(device)
+        # Why here: a later room; and no earlier, because only now CUDA is in use.
+        importlib.import_module(f"{__package__}.autotune.tuned").load(device)
     return reason is None
 
 
@@ -204,6 +210,27 @@ def force_cuda_kernel(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def try_cuda_kernel(name: str) -> Iterator[None]:
+    """Like :func:`force_cuda_kernel`, but only for products that this thread launches: for timing a kernel while other
+    threads go on. One thread at a time may do so.
+
+    Raises SchemeError where the library has no such kernel, there is no library, or another kernel is forced already.
+    """
+    library = cuda()
+    reason = library if isinstance(library, str) else None
+    if reason is None and _forced is not None:
+        reason = f"{_forced.decode()} is forced (LOWBIT_FORCE_KERNEL), so no other kernel can be tried"
+    elif reason is None and library.lowbit_cuda_try(name.encode()):
+        reason = f"no kernel for products on CUDA of this build is called {name!r}"
+    if reason:
+        raise SchemeError(reason)
+    try:
+        yield
+    finally:
+        library.lowbit_cuda_try(None)
+
+
+@contextlib.contextmanager
 def batch_invariant(on: bool = True) -> Iterator[None]:
     """Inside a ``with`` block, a row of a product on CUDA is the same to the bit whatever rows x has beside it, at the
     cost of speed. It changes the whole process, as ``LOWBIT_BATCH_INVARIANT=1`` does from the start. Products that
@@ -279,10 +306,13 @@ def _open_cuda_library() -> ctypes.CDLL:
         )
     try:
         library = _open_library(CUDA_LIBRARY, "lowbit_cuda_kernel_rows", "lowbit_cuda_archs")
-        library.lowbit_cuda_force.argtypes = [ctypes.c_char_p]
+        library.lowbit_cuda_force.argtypes = library.lowbit_cuda_try.argtypes = [ctypes.c_char_p]
         # Why argtypes: sizes have 64 bits.
         library.lowbit_cuda_plan.argtypes = [ctypes.c_int] * 2 + [ctypes.c_int64] * 4 + [ctypes.c_int] * 4
-        library.lowbit_cuda_plan.restype = ctypes.c_char_p
+        library.lowbit_cuda_plan.restype = library.lowbit_cuda_choice.restype = ctypes.c_char_p
+        library.lowbit_cuda_choice.argtypes = [*library.lowbit_cuda_plan.argtypes, ctypes.POINTER(ctypes.c_int)]
+        library.lowbit_cuda_tune.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        library.lowbit_cuda_tune.restype = ctypes.c_int64
         library.lowbit_cuda_watch.restype = None
         return library
     except (OSError, AttributeError) as error:

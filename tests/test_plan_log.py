@@ -59,7 +59,7 @@ def test_the_struct_is_that_of_the_header():
     types = {"const char*": ctypes.c_char_p, "int64_t": ctypes.c_int64}
     assert [(name, types[kind]) for kind, names in declared for name in names.split(", ")] == log.Product._fields_
     body = (SOURCES / "csrc/cuda/matmul.cpp").read_text().split("Ran run_tiles(")[1].split("\n}\n")[0]
-    known = {"plan", "forced", "batch-invariant", *log._REASONS}
+    known = {"plan", "forced", "tried", "batch-invariant", *log._REASONS}
     assert set(re.findall(r'"([\w-]+)"', body)) == known, "each reason has its words"
 
 

@@ -1,8 +1,8 @@
 // The ops matmul_out and dequantize_out for CUDA: tensors to checked arguments, and the kernel for them.
 //
 // Rows of fp16 or bf16 go to a kernel of families decode, gemm_sm80 and gemm_sm90, most often that with the smallest
-// tile that holds them (plan.h); everything else (fp32 x or scales, codebooks), and what no tile holds, to family
-// dequant and torch's own product. All of it is one op, so that a graph with a free batch size has one node.
+// tile that holds them (choice.h, plan.h); everything else (fp32 x or scales, codebooks), and what no tile holds, to
+// family dequant and torch's own product. All of it is one op, so that a graph with a free batch size has one node.
 #include "matmul.h"
 
 #include <algorithm>
@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "check_product.h"
+#include "choice.h"
 #include "device.h"
 #include "expanded.h"
-#include "plan.h"
 #include "registry.h"
 
 namespace lowbit::cuda {
@@ -23,9 +23,13 @@ namespace {
 constexpr int64_t kFewest = 4;     // tokens of the largest tile of family decode
 constexpr int64_t kMostParts = 4;  // tiles of them that are faster than expanding the weight
 
-// What lowbit_cuda_force chose: at most one of them.
+// What lowbit_cuda_force or lowbit_cuda_try chose: at most one of them.
 std::atomic<const ProductRow*> forced_product{nullptr};
 std::atomic<const DequantRow*> forced_dequant{nullptr};
+// The thread whose products forced_product is for, by an address that no other one has; null: all. Written before
+// forced_product, and read after it.
+std::atomic<const void*> forced_thread{nullptr};
+thread_local char this_thread;
 // What lowbit_cuda_batch_invariant chose.
 std::atomic<bool> invariant{false};
 // What lowbit_cuda_watch chose.
@@ -65,49 +69,16 @@ bool is_of(const Row* row, int weight, int act) {
   return row && row->weight == weight && row->act == act;
 }
 
-// The question that products of a weight are; w: its shape and groups.
-Question question(const Weight& w, int weight, int act, int64_t m, int capability, const int* clusters) {
-  Question q{};
-  q.m = m, q.n = w.n, q.k = w.k;
-  q.bits = kWeightBits[weight], q.is_float = kWeightIsFloat[weight];
-  q.bf16_x = act == static_cast<int>(ActType::kBFloat16);
-  q.group_size = w.group_size, q.zero_kind = w.zero_kind, q.whole_zeros = w.whole_zeros;
-  q.capability = capability, q.clusters = clusters;
-  return q;
-}
-
-// A kernel and the microseconds that it would take, about.
-struct Candidate {
-  float us;
-  const ProductRow* row;
-};
-
-// Those of this build that are for the device, the fastest first.
-std::vector<Candidate> candidates(int weight, int act, const Question& q) {
-  std::vector<Candidate> found;
-  for (const ProductRow* row : product_tiles(weight, act))
-    if (is_for(row->family, row->tokens, q.capability)) found.push_back({tile_us(row->family, row->tokens, q), row});
-  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.us < b.us; });
-  return found;
-}
-
-// Runs the fastest kernel that holds the product (plan.h) and returns it; null, and nothing was launched, if none does.
-// Why one may not: decode keeps x in shared memory, others a few stages.
-const ProductRow* run_tile(const MatmulArgs& args, int weight, int act, const Launch& launch) {
-  // Why the best one first: it is the only one that is needed, but for a few products, and takes no memory.
+// Runs the kernel that is chosen for the product (choice.h), or else the fastest that holds it by the plan; no row, and
+// nothing was launched, if none does. Why one may not: decode keeps x in shared memory, others a few stages.
+Choice run_tile(const MatmulArgs& args, int weight, int act, const Launch& launch) {
   const Question q = question(args.w, weight, act, args.x.m, launch.capability, launch.clusters);
-  const ProductRow* best = nullptr;
-  float least = kNever;
-  for (const ProductRow* row : product_tiles(weight, act)) {
-    if (!is_for(row->family, row->tokens, q.capability)) continue;
-    const float us = tile_us(row->family, row->tokens, q);
-    if (us < least) least = us, best = row;
-  }
   const auto runs = [&](const ProductRow* row) { return !refused(row->run(args, launch), row->name); };
-  if (!best || runs(best)) return best;
+  const Choice first = choose(weight, act, q);
+  if (!first.row || runs(first.row)) return first;
   for (const Candidate& next : candidates(weight, act, q))
-    if (next.row != best && next.us < kNever && runs(next.row)) return next.row;
-  return nullptr;
+    if (next.row != first.row && next.us < kNever && runs(next.row)) return {next.row, false};
+  return {nullptr, false};
 }
 
 // The product of `count` rows of x from `first` on.
@@ -126,10 +97,10 @@ const ProductRow* run_tile_in_parts(const MatmulArgs& whole, int weight, int act
   if (whole.x.m > kMostParts * kFewest) return nullptr;
   for (int64_t part = kFewest; part; part /= 2) {
     if (whole.x.m <= part) continue;
-    const ProductRow* first = run_tile(rows_of(whole, 0, part), weight, act, launch);
+    const ProductRow* first = run_tile(rows_of(whole, 0, part), weight, act, launch).row;
     if (!first) continue;
     for (int64_t done = part; done < whole.x.m; done += part)
-      STD_TORCH_CHECK(run_tile(rows_of(whole, done, part), weight, act, launch), "rows ", done,
+      STD_TORCH_CHECK(run_tile(rows_of(whole, done, part), weight, act, launch).row, "rows ", done,
                       " and on of a product were refused");
     return first;
   }
@@ -164,7 +135,9 @@ struct Ran {
 Ran run_tiles(MatmulArgs& args, int weight, int act, const Launch& launch, const Tensor& x,
               std::optional<Tensor>& copy) {
   if (is_of(forced_dequant.load(std::memory_order_relaxed), weight, act)) return {nullptr, "forced"};
-  const ProductRow* forced = forced_product.load(std::memory_order_relaxed);
+  const ProductRow* forced = forced_product.load(std::memory_order_acquire);
+  const void* thread = forced ? forced_thread.load(std::memory_order_relaxed) : nullptr;
+  if (thread && thread != &this_thread) forced = nullptr;
   if (!is_of(forced, weight, act) || (args.x.m > forced->tokens && !repeats(forced->family, forced->tokens)))
     forced = nullptr;
   if (!forced && invariant.load(std::memory_order_relaxed)) {
@@ -180,14 +153,15 @@ Ran run_tiles(MatmulArgs& args, int weight, int act, const Launch& launch, const
 
   if (!aligned(args.x)) copy = align_rows(args.x, args.w.k, launch.device, x);
   if (!forced) {
-    if (const ProductRow* row = run_tile(args, weight, act, launch)) return {row, "plan"};
+    const Choice ran = run_tile(args, weight, act, launch);
+    if (ran.row) return {ran.row, ran.tuned ? "tuned" : "plan"};
     const ProductRow* row = run_tile_in_parts(args, weight, act, launch);
     return {row, row ? "parts" : "expanded"};
   }
   STD_TORCH_CHECK(!refused(forced->run(args, launch), forced->name), forced->name,
                   " was forced and can't hold a product with M ", args.x.m, ", N ", args.w.n, ", K ", args.w.k,
                   " on this device: x of family decode must fit into shared memory, scales must have 16 bits");
-  return {forced, "forced"};
+  return {forced, thread ? "tried" : "forced"};
 }
 
 const DequantRow& dequant_kernel(const Weight& w, int64_t weight, FloatType type) {
@@ -268,40 +242,27 @@ void dequantize_out(const Tensor& codes, const Tensor& scales, const std::option
 
 }  // namespace lowbit::cuda
 
-int lowbit_cuda_force(const char* name) {
+static int force(const char* name, const void* thread) {
   using namespace lowbit::cuda;
   const ProductRow* product = nullptr;
   const DequantRow* dequant = nullptr;
   for (int weight = 0; name && weight < lowbit::kKernelTypes; ++weight)
     for (int act = 0; act < lowbit::kActTypes; ++act) {
       const DequantRow* row = find_dequant(weight, act);
-      if (row && std::string_view(row->name) == name) dequant = row;
+      if (row && !thread && std::string_view(row->name) == name) dequant = row;
       for (const ProductRow* found : product_tiles(weight, act))
         if (std::string_view(found->name) == name) product = found;
     }
   if (name && !product && !dequant) return 1;
+  if (name) forced_thread = thread;  // Why not without: a product that has just read forced_product comes here next
   forced_product = product;
   forced_dequant = dequant;
   return 0;
 }
 
-const char* lowbit_cuda_plan(int weight, int act, int64_t m, int64_t n, int64_t k, int64_t group_size, int zero_kind,
-                             int capability, int blocks, int pairs) {
-  using namespace lowbit::cuda;
-  static thread_local std::string text;
-  text.clear();
-  if (weight < 0 || weight >= lowbit::kWeightTypes || m < 1 || n < 1 || k < 1) return text.c_str();
-  const int clusters[] = {blocks, pairs};
-  lowbit::Weight w{};
-  w.n = n, w.k = k, w.group_size = group_size, lowbit::set_zero_kind(w, zero_kind);
-  const Question q = question(w, weight, act, m, capability, clusters);
-  for (const Candidate& one : candidates(weight, act, q)) {
-    const bool timed = capability == 90 && one.row->family == Family::kGemmSm90 && one.us < kLast;
-    const char* place = one.us < kLast ? "untimed" : one.us < kNever ? "later" : "never";
-    text += std::string(one.row->name) + " " + (timed ? std::to_string(one.us) : place) + "\n";
-  }
-  return text.c_str();
-}
+int lowbit_cuda_force(const char* name) { return force(name, nullptr); }
+
+int lowbit_cuda_try(const char* name) { return force(name, &lowbit::cuda::this_thread); }
 
 void lowbit_cuda_device(int device, int* numbers) {
   using namespace lowbit::cuda;

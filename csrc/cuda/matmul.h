@@ -6,6 +6,9 @@
 // can't hold them; other products are not affected. A null name ends it. Returns 0, or 1 when this build has no such
 // kernel.
 extern "C" __attribute__((visibility("default"))) int lowbit_cuda_force(const char* name);
+// The same for products that the calling thread launches, for kernels of products alone: to time them while other
+// threads go on. It takes the place of lowbit_cuda_force.
+extern "C" __attribute__((visibility("default"))) int lowbit_cuda_try(const char* name);
 
 // The kernels of this build for x [m, k] times a weight [n, k] on a device of `capability` (90 for 9.0) that runs so
 // many blocks, and pairs of blocks, at once: lines "name place", the one that is tried first first. place:
@@ -24,8 +27,9 @@ namespace lowbit::cuda {
 
 // A product that was launched: x [m, k] times a weight [n, k]; weight, act, zero_kind, scale_type: indices into the
 // lists of lowbit/dtypes.py and lowbit/scheme.py; capability, blocks and pairs as for lowbit_cuda_plan. `kernel` runs
-// it, because of `why`: "plan", the first of lowbit_cuda_plan that holds it; "parts", likewise for some rows at a time;
-// "forced"; "batch-invariant"; "expanded", for torch's product. lowbit/autotune/log.py mirrors this struct.
+// it, because of `why`: "plan", the first of lowbit_cuda_plan that holds it; "tuned", by lowbit_cuda_tune; "parts",
+// some rows at a time; "forced"; "tried"; "batch-invariant"; "expanded", for torch's product. lowbit/autotune/log.py
+// mirrors this struct.
 struct WatchedProduct {
   const char* kernel;
   const char* why;

@@ -47,6 +47,11 @@ constexpr bool has_kernel(Family family, int tokens, const Question& q) {
   return family != Family::kGemmSm90 || (tokens & (tokens - 1)) == 0 || !(q.fine() || q.any_zeros());
 }
 
+// Whether a tile of more than 16 tokens would round weights of a product of few rows. Up to 16 rows no product does.
+constexpr bool rounds_few(int tokens, const Question& q) {
+  return tokens > 16 && q.m <= 16 && (q.fine() || q.any_zeros());
+}
+
 constexpr float kLast = 1e9f;    // costs from here on only rank tiles
 constexpr float kNever = 1e30f;  // the tile does not hold the product
 
@@ -116,9 +121,7 @@ constexpr float tile_us(Family family, int tokens, const Question& q) {
     return 0.01f * tokens;
   }
   if (!holds && !repeats(family, tokens)) return kNever;
-  // Why: up to 16 tokens no product rounds a weight, and there the larger tiles would.
-  const bool rounds = q.fine() || q.any_zeros();
-  if (tokens > 16 && q.m <= 16 && rounds) return kLast + rank * 1e3f;
+  if (rounds_few(tokens, q)) return kLast + rank * 1e3f;
   for (const TileCost& cost : kTileCosts)
     if (cost.tokens == tokens) return gemm_us(q, cost);
   return kLast;

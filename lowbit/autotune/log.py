@@ -12,12 +12,17 @@ import logging
 
 from ..dtypes import ACT_TYPES, KERNEL_TYPES, WEIGHT_TYPES, weight_type
 from ..scheme import OP_ZERO_KINDS, SCALE_TYPES, WHOLE_ZEROS, Scheme
-from .plan import BUCKETS, Candidate, Device, candidates
+from .plan import BUCKETS, Candidate, Device
+from .tuned import candidates
 
 _logger = logging.getLogger("lowbit")
 _NUMBERS = "weight act m n k group_size zero_kind scale_type capability blocks pairs"
 #: Why a kernel was chosen: by struct WatchedProduct, and by the place of a candidate of the plan.
-_REASONS = {"parts": "some rows at a time", "expanded": "which expands the weight for torch's product"}
+_REASONS = {
+    "tuned": "the fastest as measured",
+    "parts": "some rows at a time",
+    "expanded": "which expands the weight for torch's product",
+}
 _PLACES = {"timed": "", "untimed": "by a rule, no time is known", "later": "no other one holds it"}
 _kept = []  # Why: the library calls what ctypes would free
 
@@ -40,6 +45,8 @@ def watch(library: ctypes.CDLL) -> None:
 
     def tell(pointer) -> None:
         product = pointer.contents
+        if product.why == b"tried":  # lowbit.tune times kernels, the product itself is still to come
+            return
         m = product.m
         key = (bucket(m), *(getattr(product, name) for name, _ in Product._fields_[2:] if name != "m"))
         mine = object()
@@ -91,8 +98,11 @@ def outcome(kernel: str, why: str, found: list[Candidate]) -> str:
     rest = [c for c in found if c is not chosen and c not in refused]
     reason = _REASONS.get(why, why) if why != "plan" else _PLACES[chosen.place]
     timed = "slower" if why == "plan" and chosen.us is not None else "with times"
+    measured = [c for c in rest if c.measured is not None] if why == "tuned" else []
+    rest = [c for c in rest if c not in measured]
     others = {
         "can't hold it here": refused,
+        "measured to be slower": measured,
         timed: [c for c in rest if c.place == "timed"],
         "tried after it": [c for c in rest if c.place == "untimed"],
         "tried only after all others": [c for c in rest if c.place == "later"],
@@ -103,6 +113,8 @@ def outcome(kernel: str, why: str, found: list[Candidate]) -> str:
 
 
 def _against(other: Candidate, chosen: Candidate) -> str:
+    if other.measured is not None and chosen.measured is not None:
+        return f"{other} ({other.measured - chosen.measured:+.1f})"
     if other.us is None or chosen.us is None:
         return str(other)
     return f"{other} ({other.us - chosen.us:+.1f})"

@@ -6,9 +6,9 @@ import ctypes
 from dataclasses import dataclass
 
 from .. import extension
-from ..dtypes import act_id, act_type, weight_id
 from ..errors import DeviceError, ExtensionError, ShapeError
-from ..scheme import WHOLE_ZEROS, ZERO_KINDS, Scheme
+from ..scheme import Scheme
+from .problem import Problem
 
 #: Rows of x, each standing for those from the one before on, that plans are shown and logged for.
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
@@ -36,15 +36,18 @@ DEVICES = {"h200": Device(90, 132, 66)}
 class Candidate:
     """A kernel's name, the microseconds that it would take, about, from constants fitted on an H200, and its place:
     "timed"; "untimed", tried in its turn though no time is known (family decode, GPUs of another compute capability);
-    "later", only tried after those; "never", it can't hold the product. ``us`` is None unless it is timed.
+    "later", only tried after those; "never", it can't hold the product. ``us`` is None unless it is timed; measured:
+    the microseconds that it took on a GPU like this one, or None.
     """
 
     name: str
     us: float | None = None
     place: str = "timed"
+    measured: float | None = None
 
     def __str__(self) -> str:
-        return self.name if self.us is None else f"{self.name} {self.us:.1f} us"
+        predicted = "" if self.us is None else f" {self.us:.1f} us"
+        return f"{self.name}{predicted}" + ("" if self.measured is None else f" (measured {self.measured:.1f})")
 
 
 def device_of(index: int) -> Device:
@@ -74,8 +77,8 @@ def candidates(
     scheme: Scheme, act: str, m: int, n: int, k: int, device: Device, *, whole_zeros: bool = False
 ) -> list[Candidate]:
     """The kernels of this build for x ``[m, k]`` of type ``act`` times a weight ``[n, k]`` on a device, which need not
-    exist here, the one that is tried first first; none where the weight is expanded (float32 x or scales).
-    whole_zeros: all zeros are whole numbers, which is found out when a weight is packed.
+    exist here, in the order of the plan; none where the weight is expanded (float32 x or scales). whole_zeros: all
+    zeros are whole numbers, which is found out when a weight is packed.
 
     Raises ShapeError for a size below 1, ExtensionError when this build has no CUDA library that loads.
     """
@@ -84,17 +87,12 @@ def candidates(
     library = extension.cuda_library()
     if scheme.scale_type == "float32":
         return []
-    numbers = (
-        weight_id(scheme.weight),
-        act_id(act_type(act)),
-        m,
-        n,
-        k,
-        scheme.group_size,
-        WHOLE_ZEROS if whole_zeros else ZERO_KINDS.index(scheme.zero_kind),
-        device.capability,
-        device.blocks,
-        device.pairs,
-    )
-    found = (line.split() for line in library.lowbit_cuda_plan(*map(int, numbers)).decode().splitlines())
+    numbers = numbers_of(Problem.of(scheme, act, n, k, whole_zeros), m, device)
+    found = (line.split() for line in library.lowbit_cuda_plan(*numbers).decode().splitlines())
     return [Candidate(name, None, place) if place.isalpha() else Candidate(name, float(place)) for name, place in found]
+
+
+def numbers_of(problem: Problem, m: int, device: Device) -> tuple[int, ...]:
+    """The arguments of ``lowbit_cuda_plan``."""
+    weight, act, *sizes = problem.numbers
+    return (weight, act, int(m), *map(int, sizes), device.capability, device.blocks, device.pairs)

@@ -12,6 +12,7 @@ import torch
 from .. import __version__, env, extension
 from ..autotune.plan import BUCKETS, DEVICES, Device, device_of, find_device
 from ..autotune.table import PlanTable, plan_table
+from ..autotune.tuned import counts
 from ..dtypes import ACT_TYPES, kernel_type
 from ..errors import DtypeError, ExtensionError, SchemeError, ShapeError
 from ..scheme import FAMILY_ACTS, WHOLE_ZEROS, ZERO_KINDS, Scheme, why_not
@@ -38,7 +39,7 @@ class Info(dict):
 def info(pw=None, device: str | Device | None = None) -> Info:
     """Versions, the libraries, instruction sets (best first; the one in use), kernels, threads and variables; for a
     packed weight also the kernel that serves each activation type, and for x in float16 and bfloat16 the plan on its
-    GPU, a :class:`~lowbit.autotune.table.PlanTable`.
+    GPU with the times that were measured there (:func:`lowbit.tune`), a :class:`~lowbit.autotune.table.PlanTable`.
 
     device: a GPU, which need not exist, to plan for instead, also for a weight on the CPU: "h200", "80,108,0"
     (capability, blocks and pairs at once), or an autotune.plan.Device. Never fails because the library does not load:
@@ -62,6 +63,8 @@ def info(pw=None, device: str | Device | None = None) -> Info:
     facts["in use"] = extension.isa()
     facts["kernels"] = len(rows)
     facts["cuda"] = _cuda()
+    if any(counts()):
+        facts["tuned"] = "{} products by tables that ship with lowbit, {} by times of this machine".format(*counts())
     for variable in env.VARIABLES:
         if variable.name in os.environ:
             facts[variable.name] = os.environ[variable.name]
@@ -103,13 +106,13 @@ def _cuda_kernels(scheme: Scheme, act: str, device: torch.device, codebook: bool
     return ", ".join(name + (f" in tiles of up to {rows} rows of x" if rows else "") for name, rows in largest.items())
 
 
-def _plan(scheme: Scheme, act: str, shape, device: str | Device, ms=BUCKETS, whole_zeros=False) -> PlanTable:
+def _plan(scheme: Scheme, act: str, shape, device: str | Device, ms=BUCKETS, **options) -> PlanTable:
     """The plan for a device that need not be here, judged first: what this build has may not run on it."""
     device = device if isinstance(device, Device) else find_device(device)
     archs = extension.cuda_library().lowbit_cuda_archs().decode()
     if not any(extension.code_runs(arch, *divmod(device.capability, 10)) for arch in archs.split(";")):
         raise ExtensionError(f"this build has CUDA kernels for {archs}, none for {device}: set LOWBIT_CUDA_ARCHS")
-    return plan_table(scheme, act, *shape, device, ms, whole_zeros=whole_zeros)
+    return plan_table(scheme, act, *shape, device, ms, **options)
 
 
 def _of_weight(pw, device: str | Device | None) -> dict[str, str | PlanTable]:
@@ -119,6 +122,7 @@ def _of_weight(pw, device: str | Device | None) -> dict[str, str | PlanTable]:
     if not isinstance(pw, PackedWeight):
         raise DtypeError(f"expected a PackedWeight, got {type(pw).__name__}")
     facts = {"weight": repr(pw), "bits per weight": f"{8 * pw.nbytes / (pw.shape[0] * pw.shape[1]):.2f}"}
+    measured = device is None
     if device is None and pw.native and pw.layout != "cpu":
         device = device_of(pw.device.index or 0)
     codebook = pw.codebook is not None
@@ -133,7 +137,8 @@ def _of_weight(pw, device: str | Device | None) -> dict[str, str | PlanTable]:
         facts[f"kernel for {wanted}"] = kernel or "none in this build"
         if device is not None and act.name in _PLANNED and not codebook:
             whole = op_numbers(pw.scheme, pw.shape, pw.zeros)[-1] == WHOLE_ZEROS
-            facts[f"plan for {wanted}"] = _plan(pw.scheme, act.name, pw.shape, device, whole_zeros=whole)
+            options = {"whole_zeros": whole, "measured": measured}
+            facts[f"plan for {wanted}"] = _plan(pw.scheme, act.name, pw.shape, device, **options)
     return facts
 
 
@@ -183,8 +188,9 @@ def _planned(args: argparse.Namespace) -> Info:
     scheme = Scheme.make(name, 128 if args.group_size is None else args.group_size, args.zero_kind)
     n, k = _sizes(shape.lower(), "x", "--plan TYPE NxK such as int4 8192x8192", 2)
     ms = BUCKETS if args.m is None else _sizes(args.m, ",", "--m 1,16,256")
-    device = args.device or (device_of(0) if extension.why_no_cuda(0) is None else next(iter(DEVICES)))
-    table = _plan(scheme, act, (n, k), device, ms)
+    here = extension.why_no_cuda(0) is None and extension.cuda_kernels(0)  # which also reads measured times
+    device = args.device or (device_of(0) if here else next(iter(DEVICES)))
+    table = _plan(scheme, act, (n, k), device, ms, measured=isinstance(device, Device))
     on_cpu = extension.kernel_name(name, act) or "no kernel in this build"
     where = "this GPU" if isinstance(device, Device) else device
     weight = f"{scheme.weight} [{n}, {k}], group size {scheme.group_size}, zeros {scheme.zero_kind}"
