@@ -38,6 +38,7 @@ _LAZY = {
     "from_pretrained": "checkpoint.load",
     "LowbitConfig": "checkpoint.transformers",
     "register_transformers": "checkpoint.load",
+    "tune": "tuning",
     "info": "commands.info",
     "selftest": "commands.selftest",
 }

@@ -14,6 +14,7 @@ from .errors import LowbitError
 COMMANDS = {
     "info": "what was built, what this machine has, and which kernels run",
     "selftest": "hold every kernel of this installation against the reference, in under a minute",
+    "tune": "measure on this GPU which kernels are the fastest for a model, and keep it",
     "quantize": "quantize a HuggingFace checkpoint into a new folder",
     "eval": "perplexity and bits a byte of a model on a text, its distance to a float model, size and speed",
     "convert": "bring a checkpoint of GPTQ, AWQ, GGUF and others into lowbit's own format, exactly",

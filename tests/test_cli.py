@@ -17,7 +17,13 @@ from lowbit.commands.info import _cuda_kernels as cuda_kernels
 
 ROOT = Path(lowbit.__file__).parents[1]
 #: What a command cannot do without.
-NEEDED = {"convert": ("SRC", "DST"), "export": ("SRC", "DST"), "eval": ("byte_llama",), "quantize": ("src", "dst")}
+NEEDED = {
+    "convert": ("SRC", "DST"),
+    "export": ("SRC", "DST"),
+    "eval": ("byte_llama",),
+    "quantize": ("src", "dst"),
+    "tune": ("src",),
+}
 
 
 def command(*arguments, **variables):

@@ -1,0 +1,64 @@
+"""Results of sweep_tiles.py as a GPU that can be asked again: for judging a choice of kernels where there is no GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from lowbit.autotune.plan import Candidate
+from native.build import load
+
+RESULTS = Path(__file__).parent / "results/nvidia-h200"
+#: An earlier run has the tiles of up to 16 tokens, a later one the rest.
+FILES = (RESULTS / "tiles_20261122.json", RESULTS / "tiles_20261122_1144.json")
+SM90, CLUSTERS = 2, [132, 66]
+
+
+class Weight:
+    """One weight of a sweep, intN in groups of 128 and x in float16: what each tile took, by rows of x."""
+
+    def __init__(self, dtype: str, n: int, k: int):
+        self.dtype, self.n, self.k = dtype, n, k
+        self.us: dict[int, dict[int, float]] = defaultdict(dict)  # tile -> rows of x -> us
+        self._native = load("deal_math")
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.n}x{self.k}"
+
+    def measured(self, m: int) -> dict[str, float]:
+        """What the tiles took that were timed with m rows."""
+        return {f"n{tile}": us[m] for tile, us in self.us.items() if m in us}
+
+    def predicted(self, tile: int, m: int) -> float:
+        question = [m, self.n, self.k], int(self.dtype[3:]), False, False, 128, 0, 90, CLUSTERS
+        return self._native.tile_us(SM90, tile, *question)
+
+    def plan(self, m: int) -> list[Candidate]:
+        """The candidates of csrc/cuda/plan.h among the tiles of the sweep."""
+        found = [(self.predicted(tile, m), f"n{tile}") for tile in self.us]
+        return [Candidate(name, us) for us, name in sorted(found) if us < self._native.kLast]
+
+    def guess(self, name: str, m: int) -> float:
+        """Microseconds with any number of rows: as measured where the tile is repeated as often, else by how the
+        prediction changes."""
+        tile = int(name[1:])
+        us, times = self.us[tile], -(-m // tile)
+        alike = [rows for rows in us if -(-rows // tile) == times]
+        near = min(alike or us, key=lambda rows: abs(rows - m))
+        return us[near] if alike else us[near] * self.predicted(tile, m) / self.predicted(tile, near)
+
+
+def weights(files=FILES) -> list[Weight]:
+    """Those of all files; of several files the last one that has times of a tile counts for it."""
+    rows = []
+    for file in files:
+        more = json.loads(Path(file).read_text())["rows"]
+        again = {row[4] for row in more}
+        rows = [row for row in rows if row[4] not in again] + more
+    made: dict[tuple, Weight] = {}
+    for dtype, n, k, m, tile, us in rows:
+        made.setdefault((dtype, n, k), Weight(dtype, n, k)).us[tile][m] = us
+    return list(made.values())
