@@ -1,0 +1,65 @@
+"""Risk: the benchmark of tuning judges a choice by the wrong time, or ships ranges that gain nothing."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from test_plan import H200, needs_library
+from test_tune import Timer, gpu, packed  # noqa: F401  (a fixture)
+from test_tuned_cache import H
+
+from lowbit import graph_timer
+from lowbit.autotune import cache
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import bench_tune
+
+ROW = {"weight": "int4", "act": "float16", "shape": [64, 64], "m": 1, "us": {"a": 10.0, "b": 11.0, "c": 12.5}}
+
+
+def test_losses_are_those_against_the_best_and_against_each_other():
+    rows = [ROW | {"plan": "b", "default": "b", "tuned": "a"}, ROW | {"plan": "c", "default": "a", "tuned": "b"}]
+    rows.append({**ROW, "us": {"a": 1.0}, "plan": "a", "default": "a", "tuned": "a"})  # nothing to choose
+    rows.append(ROW | {"plan": "not timed", "default": "a", "tuned": "a"})
+    assert bench_tune.losses(rows, "plan") == pytest.approx([0.1, 0.25])
+    assert bench_tune.losses(rows, "tuned") == pytest.approx([0, 0.1, 0])
+    assert bench_tune.losses(rows, "plan", "tuned") == pytest.approx([0.1, 12.5 / 11 - 1])
+    tuning = [{"weight": "int4", "act": "float16", "seconds": s} for s in (0.5, 0.7)]
+    lines = bench_tune.table(rows, tuning).splitlines()
+    assert lines[2] == lines[3].replace("all", "int4 float16") and "| 66.7% | 0.60 (0.70) |" in lines[3]
+    assert "| 17.50%, 25.0% | 3.33%, 10.0% | 3.33%, 10.0% |" in lines[3]
+
+
+def test_without_a_gpu_the_sweep_is_judged(capsys):
+    assert bench_tune.main(["--dry"]) == 0
+    kinds = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert kinds[-1] == "| all" and len(kinds) == 9
+    assert bench_tune.main(["--shapes", "64x64"]) == 2
+
+
+@needs_library
+@pytest.mark.usefixtures("gpu")
+def test_a_run_records_times_and_ships_what_gains(monkeypatch, tmp_path):
+    monkeypatch.setattr(graph_timer, "GraphTimer", Timer)
+    monkeypatch.setattr(bench_tune, "packed", lambda dtype, act, n, k, group: packed(dtype, (n, k)))
+    monkeypatch.setattr(bench_tune.plan, "device_of", lambda index: H200)
+    monkeypatch.setattr(bench_tune.torch.cuda, "get_device_name", lambda index: H.device)
+    args = bench_tune.options(["--shapes", "512x1024", "--ms", "1,40,64", "--heat-ms", "0"])
+    rows, tuning, ship = [], [], {}
+    bench_tune.one(args, "int4", "float16", 512, 1024, rows, tuning, ship)
+    assert [(row["m"], row["plan"]) for row in rows] == [
+        (1, "w4a16_decode_n1"), (40, "w4a16_gemm_sm90_n32"), (64, "w4a16_gemm_sm90_n32"),
+    ]  # fmt: skip
+    assert [row["tuned"] for row in rows[1:]] == ["w4a16_gemm_sm90_n64"] * 2 and rows[1]["default"] == rows[1]["plan"]
+    assert rows[1]["us"]["w4a16_gemm_sm90_n64"] == 1 and len(rows[1]["us"]) > 4
+    assert tuning[0]["ranges"] > 20 and tuning[0]["seconds"] < 60
+    ((problem, spans),) = ship.items()
+    assert spans[33, 48]["w4a16_gemm_sm90_n64"] == 1 and all(len(times) == 2 for times in spans.values())
+    path = tmp_path / "new" / "nvidia-h200.json"
+    said = bench_tune.add_to_table(path, {problem: {(33, 48): spans[33, 48]}}, {"torch": "2"}, "today")
+    assert said.startswith("1 problems, 1 ranges")
+    bench_tune.add_to_table(path, {problem: {(49, 64): spans[49, 64]}}, {"torch": "2"}, "today")
+    assert cache.read(path, device=H.device) == {problem: {span: spans[span] for span in ((33, 48), (49, 64))}}
+    assert json.loads(path.read_text())["blocks"] == 132
