@@ -11,7 +11,7 @@ import torch
 from peers_cpu.machine import slug
 from peers_cpu.report import write
 
-__all__ = ["describe", "everything", "slug", "write"]
+__all__ = ["describe", "everything", "markdown", "slug", "write"]
 
 #: Microseconds to reach on an H200, by (N, K), M and bits of int weights, x fp16, group 128.
 TARGET_BITS = (1, 2, 3, 4, 6, 8)
@@ -58,10 +58,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-def command(argv: list[str]) -> str:
+def command(argv: list[str], script: str = "bench_matmul.py") -> str:
     """What was typed, with file names in place of paths: a result file tells nothing of folders."""
     given = [os.path.basename(a) if "/" in a else a for a in argv]
-    return shlex.join(["python", "benchmarks/bench_matmul.py", *given])
+    return shlex.join(["python", f"benchmarks/{script}", *given])
 
 
 def line(rows: list[dict], side: str, act: str, shape: tuple[int, int]) -> str:
@@ -78,7 +78,8 @@ def _us(row: dict | None) -> str:
     return f"{row['us']:.1f}" + ("" if row["how"] in ("graph", "host") else "!")
 
 
-def _markdown(lines: list[list[str]]) -> str:
+def markdown(lines: list[list[str]]) -> str:
+    """A table; the first line is its head."""
     head, *body = lines
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *body])
 
@@ -93,7 +94,7 @@ def table(rows: list[dict], shape: tuple[int, int], act: str) -> str:
         cells = [_us(mine.get(m)) + (f" ({mine[m]['tbs']:.2f})" if m in mine and mine[m]["us"] else "") for m in ms]
         errors = [r["err"] for r in mine.values() if r["err"] is not None]
         lines.append([side, *cells, f"{max(errors):.1e}" if errors else "-"])
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def _own(rows: list[dict]) -> list[dict]:
@@ -125,7 +126,7 @@ def targets(rows: list[dict]) -> str:
         peers = _peers(rows, found[4]) if 4 in found else []
         best = min(peers, key=lambda r: r["us"], default=None)
         lines.append([f"{shape[0]}x{shape[1]}", str(m), *cells, f"{best['us']:.1f} {best['family']}" if best else "-"])
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def speedups(rows: list[dict]) -> str:
@@ -146,7 +147,7 @@ def speedups(rows: list[dict]) -> str:
             ratios = [min(p["us"] for p in found) / r["us"] for r in mine if (found := _peers(rows, r, family))]
             cells.append(f"{_geomean(ratios):.2f} ({len(ratios)})" if ratios else "-")
         lines.append(cells)
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def _geomean(values: list[float]) -> float:

@@ -9,6 +9,7 @@ from .side import Problem, Ready, Side, Unavailable
 
 class HummingSide(Side):
     family = "humming"
+    own_quantizer = True
 
     def __init__(self, dtype: str, act: str, group: int):
         super().__init__(dtype, act, group)

@@ -60,6 +60,8 @@ class Side:
     family = ""
     #: Whether errors are held against lowbit's bounds; a peer's are only recorded.
     judged = False
+    #: Whether it quantizes for itself: its reference is the float weight then.
+    own_quantizer = False
 
     def __init__(self, dtype: str | None, act: str, group: int, variant: str | None = None):
         self.dtype, self.act, self.group, self.variant = dtype, act, group, variant
