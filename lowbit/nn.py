@@ -112,15 +112,19 @@ class Linear(nn.Linear):
         return layer.prepare() if prepare else layer
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._multiply(x, self.bias, self.act)
+        # Why past the attributes, here and below: a module looks for them in a function of Python, 0.5 us each. A bias
+        # that is not there is computed by what took its place (pruning, parametrizations).
+        held = self._parameters
+        return self._multiply(x, held["bias"] if "bias" in held else self.bias, self.act)
 
     def _multiply(self, x: torch.Tensor, bias: torch.Tensor | None, act: str | None) -> torch.Tensor:
         # Why not in forward: accelerate holds on to that method, past a change of class (fused.py).
         if self.layout is not None:
-            if self.scales.dtype is not self._stored:
+            held = self._parameters
+            codes, scales = held["qweight"], held["scales"]
+            if scales.dtype is not self._stored:
                 self._restore_type()
-            held = (self.qweight, self.scales, self.zeros, self.perm, self.codebook)
-            return product(x, *held, bias, self._numbers, act)
+            return product(x, codes, scales, held["zeros"], held["perm"], held["codebook"], bias, self._numbers, act)
         return self._multiply_canonical(x, bias, act)
 
     def prepare(self) -> Linear:

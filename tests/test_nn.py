@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize, prune
 
 import lowbit
 import lowbit.nn
@@ -260,3 +261,16 @@ def test_layer_made_on_a_gpu_works_there_and_is_packed_when_it_moves_to_the_cpu(
     assert made.layout == "cpu" and made.bias.device.type == "cpu" and made.quant_tensor() == weight
     torch.testing.assert_close(made(X.half()), there, rtol=5e-3, atol=5e-3)
     assert made.cuda().quant_tensor() == weight
+
+
+@pytest.mark.parametrize("tool", ["parametrize", "prune"])
+def test_a_bias_that_another_tool_computes_is_used(tool):
+    made, x = layer(), torch.randn(2, 96)
+    plain = made(x) - made.bias
+    if tool == "parametrize":
+        parametrize.register_parametrization(made, "bias", nn.Softplus())
+    else:
+        prune.l1_unstructured(made, "bias", amount=30)
+        assert (made.bias == 0).sum() == 30
+    assert "bias" not in made._parameters
+    torch.testing.assert_close(made(x), plain + made.bias)

@@ -16,6 +16,7 @@ extension.load()
 # Why: looking an op up through torch.ops costs as much as calling it.
 _matmul_out = torch.ops.lowbit.matmul_out.default
 _matmul_grad = torch.ops.lowbit.matmul_grad.default
+_FLOAT32 = FLOAT_IDS[torch.float32]
 
 
 def matmul(
@@ -52,20 +53,19 @@ def product(x, codes, scales, zeros, perm, codebook, bias, numbers, act=None, ou
         raise DtypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
     n, k = numbers[:2]
     device = codes.device
-    kind = device.type
+    # Why not the type at once: it makes a string of it, which takes five times as long.
+    kind = "cuda" if codes.is_cuda else device.type
     if out is None and torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype != torch.float64:
         x = x.to(torch.get_autocast_dtype(kind))
-    check_x(x, k, device)
+    act_number = check_x(x, k, device)
     if bias is not None:
         check_bias(bias, n, device)
         bias = bias.contiguous()
-    if act is None:
-        act_number = FLOAT_IDS[x.dtype]
-    else:
+    if act_number == _FLOAT32 and kind == "cuda":
+        _warn_float32()
+    if act is not None:
         check_act(act, kind, codebook is not None)
         act_number = QUANTIZED_IDS[act]
-    if kind == "cuda" and x.dtype == torch.float32:
-        _warn_float32()
     if perm is not None:
         x = x.index_select(-1, perm)
     # Dense, or two-dimensional with adjacent columns, is what the op reads.
@@ -81,7 +81,7 @@ def product(x, codes, scales, zeros, perm, codebook, bias, numbers, act=None, ou
         _check_out(out, x, n)
         return out.copy_(_matmul_grad(x, codes, scales, zeros, bias, *numbers, act_number, codebook))
     if out is None:
-        y = x.new_empty((*x.shape[:-1], n))
+        y = x.new_empty(*x.shape[:-1], n)  # Why no tuple: torch takes half as long to read numbers.
         _matmul_out(x, codes, scales, zeros, bias, *numbers, act_number, y, codebook)
         return y
     _check_out(out, x, n)
@@ -96,11 +96,11 @@ def _check_out(out, x, n: int) -> None:
         got = type_name(out.dtype) if isinstance(out, torch.Tensor) else type(out).__name__
         raise DtypeError(f"out must be a tensor of x's type, {type_name(x.dtype)}, got {got}")
     shape = (*x.shape[:-1], n)
-    if tuple(out.shape) != shape:
+    if out.shape != shape:
         raise ShapeError(f"out must have shape {shape}, got {tuple(out.shape)}")
     if out.device != x.device:
         raise DeviceError(f"out must be on the device of x, {x.device}, got {out.device}")
-    if any(stride == 0 and size > 1 for stride, size in zip(out.stride(), out.shape, strict=True)):
+    if not out.is_contiguous() and any(s == 0 and d > 1 for s, d in zip(out.stride(), out.shape, strict=True)):
         raise ShapeError(f"out must not overlap itself, got strides {out.stride()}; give a tensor that is not expanded")
     # Why: tensors that are traced have no addresses.
     if not torch.compiler.is_compiling() and _overlap(out, x):
@@ -111,17 +111,21 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors may share bytes; columns of one matrix side by side are seen to be apart."""
     if a.numel() == 0 or b.numel() == 0:
         return False
-    size = a.element_size()
-    (first_a, last_a), (first_b, last_b) = (
-        (t.data_ptr(), t.data_ptr() + size * sum((d - 1) * s for d, s in zip(t.shape, t.stride(), strict=True)))
-        for t in (a, b)
-    )
-    if last_a < first_b or last_b < first_a:
+    (first_a, end_a), (first_b, end_b) = _span(a), _span(b)
+    if end_a <= first_b or end_b <= first_a:
         return False
     if a.dim() == b.dim() == 2 and a.stride(0) == b.stride(0) and a.stride(1) == b.stride(1) == 1:
-        apart = (first_b - first_a) // size % a.stride(0)
+        apart = (first_b - first_a) // a.element_size() % a.stride(0)
         return not (apart >= a.shape[1] and apart + b.shape[1] <= a.stride(0))
     return True
+
+
+def _span(t: torch.Tensor) -> tuple[int, int]:
+    """The address of a tensor's first byte, and that after its last."""
+    first = t.data_ptr()
+    if t.is_contiguous():
+        return first, first + t.nbytes
+    return first, first + t.element_size() * (1 + sum((d - 1) * s for d, s in zip(t.shape, t.stride(), strict=True)))
 
 
 def _check_layout(pw: PackedWeight) -> None:

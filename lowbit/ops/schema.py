@@ -52,15 +52,18 @@ def type_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def check_x(x: torch.Tensor, k: int, device: torch.device) -> None:
-    """Judge x [..., K]. Raises DtypeError, ShapeError or DeviceError."""
-    if x.dtype not in FLOAT_IDS:
+def check_x(x: torch.Tensor, k: int, device: torch.device) -> int:
+    """Judge x [..., K]; its id as an activation type. Raises DtypeError, ShapeError or DeviceError."""
+    number = FLOAT_IDS.get(x.dtype)
+    if number is None:
         expected = ", ".join(type_name(t) for t in FLOAT_IDS)
         raise DtypeError(f"x must be one of {expected}, got {type_name(x.dtype)}; convert it with x.to(torch.float16)")
-    if x.dim() == 0 or x.shape[-1] != k:
-        raise ShapeError(f"x must end in {k} values, the K of the weight, got shape {tuple(x.shape)}")
+    shape = x.shape
+    if not shape or shape[-1] != k:
+        raise ShapeError(f"x must end in {k} values, the K of the weight, got shape {tuple(shape)}")
     if x.device != device:
         raise DeviceError(f"x must be on the device of the weight, {device}, got {x.device}; move one with .to()")
+    return number
 
 
 def check_act(act: str | None, device: str = "cpu", codebook: bool = False) -> None:
