@@ -12,6 +12,7 @@ from .errors import (
     EnvironmentVariableError,
     ExtensionError,
     FormatError,
+    GraphError,
     InexactError,
     LowbitError,
     QuantizationError,
@@ -49,6 +50,7 @@ __all__ = [
     "EnvironmentVariableError",
     "ExtensionError",
     "FormatError",
+    "GraphError",
     "InexactError",
     "LowbitError",
     "QuantizationError",
@@ -60,10 +62,12 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "graphs":  # a module of its own: lowbit.graphs.capture
+        return import_module(f"{__name__}.graphs")
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
     return value
 

@@ -26,6 +26,10 @@ class DeviceError(LowbitError, ValueError):
     """Tensors on different devices, or on a device that lowbit has no kernels for."""
 
 
+class GraphError(LowbitError, RuntimeError):
+    """A step that cannot be captured in a CUDA graph, or graphs that are called when they must not be."""
+
+
 class QuantizationError(LowbitError, ValueError):
     """A weight that cannot be quantized: NaN, infinity, or a scale that overflows its type."""
 

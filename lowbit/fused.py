@@ -99,7 +99,7 @@ class Fused(nn.Module):
         if torch.compiler.is_compiling():
             return None if self._hooked() else state
         if kind == "cuda":
-            stream = torch.cuda.current_stream(x.device).cuda_stream
+            stream = torch.cuda.current_stream(x.get_device()).cuda_stream
             state = (*state, stream, torch.cuda.is_current_stream_capturing())
         if x.is_inference():
             return None if self._hooked() else (*state, "no version")

@@ -24,7 +24,7 @@ LEVELS = (
     ("pack",),
     ("autotune",),
     ("ops",),
-    ("nn",),
+    ("nn", "graphs"),
     ("checkpoint",),
     ("commands",),
 )
