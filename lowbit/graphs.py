@@ -13,6 +13,10 @@ from .errors import DeviceError, DtypeError, GraphError, ShapeError
 from .ops.schema import type_name
 
 
+#: Why kept: where a capture could not be ended, torch's allocator goes on to ask its graph.
+_failed: list[torch.cuda.CUDAGraph] = []
+
+
 def capture(step: Callable, ms: Iterable[int], *inputs: torch.Tensor) -> Graphs:
     """Capture ``step`` once for each number of rows in ``ms``; the result is called like it, with any number of rows up
     to the largest.
@@ -28,7 +32,8 @@ def capture(step: Callable, ms: Iterable[int], *inputs: torch.Tensor) -> Graphs:
     CPU there are no graphs: the same object runs the step.
 
     Raises DtypeError, ShapeError or DeviceError for inputs or results of step that are not as said, GraphError when
-    a graph is being captured already, or step does what cannot be captured, such as waiting for the device.
+    a graph is being captured already, or step does what cannot be captured, such as waiting for the device; torch may
+    be unable to capture anything else in that process.
     """
     sizes = _sizes(ms)
     _check_inputs(inputs, sizes[-1])
@@ -203,6 +208,7 @@ class Graphs:
         try:
             self._run(m)
         except BaseException as why:
+            _failed.append(graph)
             with contextlib.suppress(RuntimeError):
                 graph.capture_end()
             if isinstance(why, RuntimeError):

@@ -1,6 +1,7 @@
 """Risk: compiled or exported code computes something else, recompiles for each batch, or cannot be made at all."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -166,3 +167,15 @@ def test_weight_type_may_be_read_inside_compiled_code():
 
     y = torch.compile(like_t5, fullgraph=True, backend="eager")(torch.ones(2, 96).half())
     assert y.dtype == torch.float32
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="AOTInductor needs a C++ compiler")
+def test_a_package_of_aot_inductor_runs_with_any_batch_size(tmp_path):
+    net = model()
+    shapes = ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(net, (torch.randn(3, 96),), dynamic_shapes=shapes)
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "net.pt2"))
+    package = torch._inductor.aoti_load_package(path)
+    for m in (2, 3, 50):
+        x = torch.randn(m, 96)
+        torch.testing.assert_close(package(x), net(x), rtol=1e-4, atol=1e-4)
