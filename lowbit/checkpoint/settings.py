@@ -53,12 +53,13 @@ class Settings:
             )
         known = tuple(cls.__dataclass_fields__)
         for name in values:
-            if name not in known:
+            if name not in (*known, "dynamic_order"):
                 raise SchemeError(f"quantization_config has no setting {name!r}; expected {nearest(name, known)}")
         skip = values.pop("skip", None) or ()
         if not isinstance(skip, str | Iterable):
             raise DtypeError(f"skip must be names or regular expressions, got {type(skip).__name__}")
         dynamic = checked_dynamic(values.pop("dynamic", None), _OF_A_LAYER)
+        dynamic = _in_order(dynamic, values.pop("dynamic_order", None))
         made = cls(**values, skip=(skip,) if isinstance(skip, str) else tuple(skip), dynamic=dynamic)
         made._check()
         return made
@@ -126,7 +127,19 @@ class Settings:
             "experts": "fused",
         }
         kept = {name: value for name, value in made.items() if name not in quiet or value != quiet[name]}
+        # Why: the first entry that matches wins, and JSON is written with sorted keys, by transformers too.
+        if list(self.dynamic) != sorted(self.dynamic):
+            kept["dynamic_order"] = list(self.dynamic)
         return {"quant_method": "lowbit", "format": FORMAT, **kept}
+
+
+def _in_order(dynamic: dict, order) -> dict:
+    """dynamic with its entries in this order, by default its own. Raises FormatError unless order has its keys."""
+    if order is None:
+        return dynamic
+    if not isinstance(order, list) or not all(isinstance(p, str) for p in order) or sorted(order) != sorted(dynamic):
+        raise FormatError(f"dynamic_order must list the entries of dynamic, {sorted(dynamic)}, got {order!r:.200}")
+    return {pattern: dynamic[pattern] for pattern in order}
 
 
 def described(qt: QuantTensor) -> dict:

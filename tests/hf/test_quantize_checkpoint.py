@@ -100,6 +100,22 @@ def test_every_tensor_is_quantized_by_its_settings_or_copied(sharded, tmp_path):
         assert (dst / name).read_bytes() == (sharded / name).read_bytes()
 
 
+def test_the_first_entry_of_dynamic_wins_after_json_has_sorted_its_keys(tmp_path):
+    dynamic = {r"\.up_proj$": "int8", r"\.layers\.1\.": "int3", r"\.down_proj$": "uint5"}
+    dynamic = {pattern: {"dtype": dtype} for pattern, dtype in dynamic.items()}
+    lowbit.quantize_checkpoint(LLAMA, tmp_path / "q", "int4", group_size=64, method="rtn", dynamic=dynamic)
+    lowbit.from_pretrained(tmp_path / "q", dtype=torch.float32).save_pretrained(tmp_path / "again")
+    for name in ("q", "again"):
+        mlp = lowbit.from_pretrained(tmp_path / name, dtype=torch.float32).model.layers[1].mlp
+        kinds = [layer.scheme.weight.name for layer in (mlp.up_proj, mlp.gate_proj, mlp.down_proj)]
+        assert kinds == ["int8", "int3", "int3"]
+    config = json.loads((tmp_path / "q" / "config.json").read_text())
+    config["quantization_config"]["dynamic_order"].pop()
+    (tmp_path / "q" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FormatError, match="dynamic_order must list the entries of dynamic"):
+        lowbit.from_pretrained(tmp_path / "q")
+
+
 def test_gpt2_weights_are_transposed(tmp_path):
     small("gpt2").save_pretrained(tmp_path / "src")
     lowbit.quantize_checkpoint(tmp_path / "src", tmp_path / "q", "int4", group_size=32, method="rtn")
