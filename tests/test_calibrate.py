@@ -64,10 +64,11 @@ def read_by(model, tokens):
     return found
 
 
+@pytest.mark.parametrize("kind", ["Llama", "OPT"])  # here OPT has a layer in front of the blocks and one behind
 @pytest.mark.parametrize("at_once", [4096, 96])  # all samples; three at a time, then one
-def test_every_layer_is_calibrated_on_what_it_reads_in_the_end(tokens, at_once, monkeypatch):
+def test_every_layer_is_calibrated_on_what_it_reads_in_the_end(kind, tokens, at_once, monkeypatch):
     monkeypatch.setattr("lowbit.checkpoint.blocks._TOKENS_AT_ONCE", at_once)
-    model = tiny()
+    model = tiny(kind, **({"ffn_dim": 96, "word_embed_proj_dim": 32, "init_std": 0.2} if kind == "OPT" else {}))
     done = quantized(model, skip=[], calibration=tokens)
     moments = read_by(done, tokens)
     for name, layer in layers(done).items():

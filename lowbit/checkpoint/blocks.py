@@ -6,7 +6,7 @@ position embeddings): memory grows with the calibration tokens, not with the dep
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -40,6 +40,11 @@ class Readers:
     experts: nn.Module | None = None
 
 
+def batches_of(tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Token ids ``[samples, length]`` in the pieces that pass a block at once."""
+    return tokens.split(max(1, _TOKENS_AT_ONCE // tokens.shape[1]))
+
+
 class Blocks:
     """The decoder blocks of ``model`` and the hidden states, one tensor a batch, that the next of them reads."""
 
@@ -47,7 +52,7 @@ class Blocks:
         self.model, self.modules = model, find_blocks(model)
         # Why not the first: a model whose weights are read block by block has the others on meta.
         device = next(p.device for p in model.parameters() if p.device.type != "meta")
-        self.batches = tokens.to(device).split(max(1, _TOKENS_AT_ONCE // tokens.shape[1]))
+        self.batches = batches_of(tokens.to(device))
         self.hidden: list[torch.Tensor] = []
         self._calls: list[list[tuple]] = []  # [batch][block]: (further arguments, keywords)
         self._form = None  # makes a block's result of hidden states
@@ -84,26 +89,12 @@ class Blocks:
 
             return forward
 
-        with self._forwards([noting(index) for index in range(len(self.modules))]), suppress(Reached):
+        forwards = [noting(index) for index in range(len(self.modules))]
+        with forwards_of(self.modules, forwards), suppress(Reached):
             whole_pass(self.model, batch)
         if len(calls) != len(self.modules):
             raise SchemeError(f"calibration expected each of {len(self.modules)} blocks to run once, {len(calls)} did")
         self._calls.append(calls)
-
-    @contextmanager
-    def _forwards(self, forwards: list) -> Iterator[None]:
-        """While this is open, blocks do something else."""
-        before = [block.__dict__.get("forward") for block in self.modules]
-        try:
-            for block, forward in zip(self.modules, forwards):
-                block.forward = forward
-            yield
-        finally:
-            for block, forward in zip(self.modules, before):
-                if forward is None:
-                    del block.forward
-                else:
-                    block.forward = forward
 
     def _shared(self, index: int, call: tuple) -> tuple:
         """The call, with tensors of the batch before in place of equal ones."""
@@ -128,6 +119,11 @@ class Blocks:
         for batch in range(len(self.hidden)):
             self.hidden[batch] = self.run(index, batch)
 
+    def go_on(self, hidden: Iterable[torch.Tensor] | None) -> None:
+        """Take these hidden states, one tensor a batch, where somebody reads them."""
+        for batch, states in enumerate(hidden or ()):
+            self.hidden[batch] = states.to(self.hidden[batch].device)
+
     def around(self, linear: nn.Linear, stop: bool) -> Moments:
         """The moments of what a layer outside the blocks reads, when all blocks are advanced. stop: once is enough.
 
@@ -136,7 +132,7 @@ class Blocks:
         with recording(linear, stop=stop) as moments:
             for batch, hidden in zip(self.batches, self.hidden):
                 made = [lambda *_, hidden=hidden, **__: self._form(hidden)] * len(self.modules)
-                with self._forwards(made), suppress(Reached):
+                with forwards_of(self.modules, made), suppress(Reached):
                     whole_pass(self.model, batch)
         return moments
 
@@ -194,6 +190,22 @@ class Blocks:
                 with suppress(Reached):
                     self.run(index, batch)
         return moments
+
+
+@contextmanager
+def forwards_of(modules: Iterable[nn.Module], forwards: list) -> Iterator[None]:
+    """While this is open, these modules do something else."""
+    before = [module.__dict__.get("forward") for module in modules]
+    try:
+        for module, forward in zip(modules, forwards):
+            module.forward = forward
+        yield
+    finally:
+        for module, forward in zip(modules, before):
+            if forward is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.forward = forward
 
 
 @contextmanager

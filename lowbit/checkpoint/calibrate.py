@@ -8,6 +8,8 @@ beside the search for codes.
 
 AWQ first folds the scales of all steps of a block while the block is still float (each fold keeps its function), then
 quantizes step by step like GPTQ, with clipping.
+
+Layers that run before the first block come first, all others outside the blocks last.
 """
 
 from __future__ import annotations
@@ -25,22 +27,11 @@ from ..quantizers.rule import checked_weight, expect_finite
 from .blocks import Blocks, Readers
 from .decoder import checked_tokens, find_blocks
 from .folding import fold_scales
+from .front import in_front, moments_in_front
+from .resident import Resident
 
 #: A layer to quantize, all its full names, its settings.
 Chosen = tuple[nn.Linear, list[str], dict]
-
-
-class Resident:
-    """A model that is in memory whole. Another kind reads the weights of modules when they are entered, and takes what
-    became of them when they are done; what it took can't be set back (``keeps``)."""
-
-    keeps = True
-
-    def enter(self, modules: Iterable[nn.Module]) -> None:
-        """These modules, without what lies inside them, will run."""
-
-    def done(self, modules: Iterable[nn.Module], made: list[tuple], moved: list[nn.Parameter]) -> None:
-        """These modules will not run again. made: (layer, names, training flag); moved: changed float parameters."""
 
 
 def quantize_calibrated(
@@ -55,7 +46,7 @@ def quantize_calibrated(
 ) -> nn.Module:
     """Replace the chosen layers of a causal language model, in place: all, or on an error none.
 
-    calibration: token ids ``[samples, length]``, without padding. Layers outside the decoder blocks come last, with
+    calibration: token ids ``[samples, length]``, without padding. Layers behind the decoder blocks come last, with
     moments of what they read when the blocks are quantized. A layer that no token reaches is quantized with "mse", with
     a warning. parts: where the weights are, by default in the model. mixtures: modules of experts ->
     :class:`~lowbit.checkpoint.calibrate_experts.Mixture`. Memory beside the parts that are entered: their quantized
@@ -76,8 +67,9 @@ def quantize_calibrated(
             inside, head = {*modules.modules()}, work.head
             parts.enter(m for m in model.modules() if m not in inside and m is not head)
             parts.enter(modules[0].modules())
+            work.front(modules, tokens)
             blocks = Blocks(model, tokens)
-            for index in range(len(modules)):
+            for index in range(work.go_on(blocks), len(modules)):
                 work.block(blocks, index, last=index + 1 == len(modules))
             work.rest(blocks)
     except BaseException:
@@ -101,6 +93,36 @@ class _Work:
         self.count, self.changes, self.made, self.moved = 0, [], [], []
         self.head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
 
+    def front(self, modules: nn.ModuleList, tokens: torch.Tensor) -> None:
+        """Quantize the layers that run before the first block, which reads what they make of the tokens."""
+        for linear in in_front(self.model, modules, tokens):
+            if linear not in self.left or linear is self.head:
+                continue
+            found = self.parts.found(self.left[linear][0][0])
+            if found is not None:
+                act, weight = self.left[linear][1]["act"], linear.weight
+                found = Linear.from_quant_tensor(found.to(weight.device), linear.bias, dtype=weight.dtype, act=act)
+                self._place(linear, found)
+                self.count += 1
+            else:
+                calibrated = self._method(linear) in CALIBRATED
+                self._replace(linear, moments_in_front(self.model, modules, tokens, linear) if calibrated else None)
+        if self.made:
+            self._done([])
+            self.parts.reached(0, None)
+
+    def go_on(self, blocks: Blocks) -> int:
+        """Leave out the blocks that are finished; how many those are."""
+        finished = self.parts.blocks
+        for module in (m for block in blocks.modules[:finished] for m in block.modules()):
+            self.count += self.left.pop(module, None) is not None
+            mixture = self.mixtures.pop(module, None)
+            self.count += 0 if mixture is None else len(mixture.choice.matrices)
+        if finished:
+            blocks.go_on(self.parts.hidden())
+            self.parts.done(blocks.modules[0].modules(), [], [])
+        return finished
+
     def block(self, blocks: Blocks, index: int, last: bool) -> None:
         """Quantize the layers of one block, and let the hidden states pass it."""
         modules = [*blocks.modules[index].modules()]
@@ -119,9 +141,11 @@ class _Work:
                     mixture = self.mixtures.pop(group.experts)
                     for layer, name in mixture.quantize(blocks, index, group):
                         self._note(layer, [name], layer.training)
-        if not last or any(self._method(linear) in CALIBRATED for linear in self.left):
+        advance = not last or any(self._method(linear) in CALIBRATED for linear in self.left)
+        if advance:
             blocks.advance(index)
         self._done({**dict.fromkeys(modules), **dict.fromkeys(blocks.modules[index].modules())})
+        self.parts.reached(index + 1, blocks.hidden if advance else None)
 
     def _shared(self) -> set[int]:
         owners: dict[int, int] = {}
@@ -151,6 +175,7 @@ class _Work:
             calibrated = self._method(linear) in CALIBRATED
             self._replace(linear, blocks.around(linear, stop=linear is self.head) if calibrated else None)
         self._done([*outside, *(layer for layer, _, _ in self.made)])
+        self.parts.reached(len(blocks.modules), None, complete=True)
 
     def _method(self, linear) -> str | None:
         return self.left[linear][1]["method"] if linear in self.left else None
@@ -164,6 +189,9 @@ class _Work:
 
     def _replace(self, linear: nn.Linear, moments: Moments | None) -> None:
         layer = self.named(linear, lambda: self._quantized(linear, moments))
+        self._note(layer, self._place(linear, layer), self.modes[linear])
+
+    def _place(self, linear: nn.Linear, layer: Linear) -> list[str]:
         names, _ = self.left.pop(linear)
         for name in names:
             parent, _, last = name.rpartition(".")
@@ -171,7 +199,7 @@ class _Work:
             if self.parts.keeps:
                 self.changes.append(lambda modules=modules, last=last: modules.__setitem__(last, linear))
             modules[last] = layer
-        self._note(layer, names, self.modes[linear])
+        return names
 
     def _note(self, layer: Linear, names: list[str], mode: bool) -> None:
         self.made.append((layer, names, mode))

@@ -22,11 +22,11 @@ _JOURNAL, _LOCK = "journal.json", "lock"
 class Partial:
     """A context manager: takes the folder for this process, keeps what fits ``settings``, removes the rest.
 
-    settings: anything of JSON; a shard made with others is made again. Raises LowbitError when the target exists or
-    another process works on it.
+    settings: anything of JSON; a shard made with others is made again. scratch: a name in the folder that is left to
+    the caller, and removed in the end. Raises LowbitError when the target exists or another process works on it.
     """
 
-    def __init__(self, target, settings):
+    def __init__(self, target, settings, scratch: str | None = None):
         self.target = Path(os.path.abspath(target))
         if self.target.exists() or self.target.is_symlink():
             raise LowbitError(f"{target} exists already; give a new folder or remove it")
@@ -34,6 +34,7 @@ class Partial:
             raise LowbitError(f"the folder {self.target.parent}, where {target} should be written, does not exist")
         self.folder = self.target.with_name(f".{self.target.name}.partial")
         self.settings = json.loads(json.dumps(settings))
+        self.scratch = None if scratch is None else self.folder / scratch
         self.done: dict[str, dict] = {}
 
     def __enter__(self) -> Partial:
@@ -46,10 +47,19 @@ class Partial:
             self._lock.close()
             raise LowbitError(f"another process is writing {self.target}; wait for it or stop it") from None
         self._read_journal()
-        for path in self.folder.iterdir():
-            if path.name not in (_LOCK, _JOURNAL, *self.done):
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        self._sweep()
         return self
+
+    def _sweep(self) -> None:
+        for path in self.folder.iterdir():
+            if path.name not in (_LOCK, _JOURNAL, *self.done) and path != self.scratch:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def forget(self) -> None:
+        """Remove the finished shards: they will not fit those that are to come."""
+        self.done = {}
+        (self.folder / _JOURNAL).unlink(missing_ok=True)
+        self._sweep()
 
     def __exit__(self, *_) -> None:
         self._lock.close()
@@ -81,6 +91,8 @@ class Partial:
 
     def publish(self) -> None:
         """Make the folder the target."""
+        if self.scratch is not None and self.scratch.exists():
+            shutil.rmtree(self.scratch)
         for name in (_JOURNAL, _LOCK):
             (self.folder / name).unlink(missing_ok=True)
         for path in self.folder.rglob("*"):

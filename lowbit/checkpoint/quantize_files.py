@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -14,11 +13,12 @@ import torch
 from ..errors import DeviceError, LowbitError
 from ..quantizers import CALIBRATED, quantize
 from . import plan as planning
-from .calibrated_files import CalibratedModel, checked_calibration, reads_calibration
+from .block_store import BlockStore
+from .calibrated_files import CalibratedModel, checked_calibration, depends_on, reads_calibration
 from .native import FORMAT, describe
 from .on_the_fly import quantize_matrix
-from .partial import Partial, stamp_of
-from .rewrite import rewrite
+from .partial import Partial
+from .rewrite import finished, rewrite
 from .safetensors_file import Later, Reader, write
 from .settings import Settings
 from .source import Source
@@ -54,8 +54,9 @@ def quantize_checkpoint(
     The source is only read. One tensor at a time is in memory beside the quantized tensors of one shard. dst appears
     whole, by a rename; until then the work lies beside it in ``.<name>.partial``, whose finished shards are used again
     by the next call with the same settings and an unchanged source. With calibration one decoder block at a time is in
-    memory, beside the embeddings and the hidden states of all tokens; the quantized blocks lie in that folder once more
-    until the end, and a run that was cut off begins anew.
+    memory, beside the embeddings and the hidden states of all tokens; these and the quantized blocks lie in that folder
+    too until the end, and the next call goes on behind the last finished block, if the calibration, config.json and the
+    versions of lowbit, torch and transformers are the same as well.
 
     Raises FormatError for a source that is incomplete, damaged, no safetensors or quantized already; SchemeError for
     settings that do not exist or fit no layer; QuantizationError, with the layer's name, for weights that cannot be
@@ -74,27 +75,31 @@ def quantize_checkpoint(
         raise LowbitError(f"{dst} must not lie inside the checkpoint {src}")
     plan = planning.make(source, settings)
     about = {"lowbit": FORMAT, "config": plan.settings.to_json(), "shards": source.shards}
+    stamps = {}
     if calibration is not None:
-        about["run"] = uuid.uuid4().hex  # Why: no two runs need find the same scales, and shards of two would not fit.
+        about["calibration"] = depends_on(source, calibration)
+        # Why now: calibration reads all files, long before each is written.
+        stamps = about["calibration"]["files"]
     try:
-        with Partial(dst, about) as partial, contextlib.ExitStack() as stack:
-            model, stamps = None, {}
-            if calibration is not None:
-                # Why now: calibration reads all files, long before each is written.
-                stamps = {shard: stamp_of(source.folder / shard) for shard in source.shards}
-                model = stack.enter_context(CalibratedModel(source, plan, partial.folder / "blocks", device))
-                model.quantize(calibration, progress)
+        scratch = None if calibration is None else "blocks"
+        with Partial(dst, about, scratch) as partial:
+            with contextlib.ExitStack() as stack:
+                model = None
+                if calibration is not None and not finished(source, partial):
+                    store = BlockStore(partial.scratch, about)
+                    model = stack.enter_context(CalibratedModel(source, plan, store, device))
+                    if not store.complete:
+                        partial.forget()  # shards of another run, whose blocks are lost
+                    model.quantize(calibration, progress)
 
-            def write_shard(*files):
-                return _write_shard(*files, plan, device, model)
+                def write_shard(*files):
+                    return _write_shard(*files, plan, device, model)
 
-            rewrite(source, partial, write_shard, _config(source, plan), progress, stamps)
-            if model is not None:
-                model.remove()
+                rewrite(source, partial, write_shard, _config(source, plan), progress, stamps)
             partial.publish()
     except OSError as error:
         raise LowbitError(
-            f"{dst} cannot be written: {error.strerror or error}; run again to go on with the finished shards"
+            f"{dst} cannot be written: {error.strerror or error}; run again to go on with what is finished"
         ) from error
     return dst
 

@@ -13,6 +13,11 @@ from .source import INDEX, SINGLE, Source, write_json
 WriteShard = Callable[[Path, list[str], Path, Callable[[str], None]], dict[str, int]]
 
 
+def finished(source: Source, partial: Partial) -> bool:
+    """Whether no shard is left to write."""
+    return all(partial.finished(_target(source, shard), source.folder / shard) for shard in source.shards)
+
+
 def rewrite(
     source: Source,
     partial: Partial,
@@ -30,7 +35,7 @@ def rewrite(
     total = sum(_bytes(source, name) for name in source.tensors)
     done, index = 0, {}
     for shard in source.shards:
-        target, path = shard if len(source.shards) > 1 else SINGLE, source.folder / shard
+        target, path = _target(source, shard), source.folder / shard
         names = source.of(shard)
 
         def step(name: str) -> None:
@@ -52,6 +57,10 @@ def rewrite(
         size = sum(size for entry in partial.done.values() for size in entry["weights"].values())
         write_json(partial.folder / INDEX, {"metadata": {"total_size": size}, "weight_map": index})
     write_json(partial.folder / "config.json", config)
+
+
+def _target(source: Source, shard: str) -> str:
+    return shard if len(source.shards) > 1 else SINGLE
 
 
 def _bytes(source: Source, name: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +131,14 @@ class Source:
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Write JSON under a temporary name and rename it."""
+    """Write JSON under a temporary name, wait until it is on the disk, and rename it. Raises OSError."""
     draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    draft.replace(path)
+    try:
+        with open(draft, "w", encoding="utf-8") as file:
+            file.write(json.dumps(content, indent=2, sort_keys=True) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

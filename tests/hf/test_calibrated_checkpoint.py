@@ -59,7 +59,7 @@ def test_two_runs_write_the_same_bytes(tmp_path):
     assert a == b
 
 
-def test_run_that_fails_leaves_nothing_and_mixes_with_nothing(tmp_path, monkeypatch):
+def test_run_that_fails_leaves_nothing_and_the_next_one_goes_on_from_its_files(tmp_path, monkeypatch):
     settings = {"group_size": 32, "method": "gptq", "calibration": IDS}
     folder = tmp_path / "src"
     float_model().save_pretrained(folder, max_shard_size="600KB")
@@ -78,7 +78,11 @@ def test_run_that_fails_leaves_nothing_and_mixes_with_nothing(tmp_path, monkeypa
     monkeypatch.setattr(quantize_files, "write", lambda *args: (calls.append(args), write(*args)))
     calls.clear()
     lowbit.quantize_checkpoint(folder, tmp_path / "q", "int4", **settings)
-    assert len(calls) == len(list(folder.glob("*.safetensors"))), "shards of a run with other scales were used again"
+    assert len(calls) == len(list(folder.glob("*.safetensors"))) - 2
+    calls.clear()
+    with pytest.raises(LowbitError, match="exists already"):
+        lowbit.quantize_checkpoint(folder, tmp_path / "q", "int4", **settings)
+    assert not calls
 
 
 @pytest.mark.parametrize(
