@@ -3,8 +3,8 @@
     python examples/importer_matrix.py --write docs/formats.md
 
 Needs a checkout and `pip install 'lowbit[test]'`; half a minute on one CPU thread, no GPU. The writers of tests/formats
-write each weight number by number, as the format is specified, and say in float64 what it means. Where gguf or
-compressed-tensors are installed, these decode the same bytes too.
+write each weight number by number, as the format is specified, and say in float64 what it means. Where gguf,
+compressed-tensors or gptqmodel are installed, these decode the same bytes too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lowbit import InexactError, quantize
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- importer-matrix:begin -->\n", "<!-- importer-matrix:end -->\n"
 HEAD = ("format", "version, layout", "bits", "becomes", "against the specification", "against the library")
-PACKAGES = ("torch", "gguf", "compressed-tensors")
+PACKAGES = ("torch", "gguf", "compressed-tensors", "gptqmodel")
 
 
 def rows(found: Iterable) -> list[tuple[str, ...]]:

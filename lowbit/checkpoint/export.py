@@ -1,4 +1,4 @@
-"""Weights for other programs: compressed-tensors (pack-quantized, 2 to 8 bits) and GPTQ v2.
+"""Weights for other programs: compressed-tensors (pack-quantized, 2 to 8 bits) and GPTQ (v2, or in planes).
 
 Both are exact or refused. The layouts are those that formats/compressed_tensors_weights.py and formats/gptq.py read;
 vLLM loads the first at every width.
@@ -11,6 +11,8 @@ import torch
 from ..errors import DtypeError, FormatError
 from ..scheme import Schemed
 from ..tensor import QuantTensor
+from .formats.fields import planes_of
+from .formats.gptq import PLANAR_ONLY
 
 
 def to_compressed_tensors(qt: QuantTensor) -> tuple[dict[str, torch.Tensor], dict]:
@@ -31,7 +33,7 @@ def to_compressed_tensors(qt: QuantTensor) -> tuple[dict[str, torch.Tensor], dic
         "weight_shape": torch.tensor([n, k]),
     }
     if zeros is not None:
-        tensors["weight_zero_point"] = _words(QuantTensor.pack_codes(zeros.t().contiguous(), bits)).t().contiguous()
+        tensors["weight_zero_point"] = _dense_words(zeros.t().contiguous(), bits).t().contiguous()
     return tensors, settings
 
 
@@ -65,40 +67,46 @@ def compressed_tensors_groups(groups: list[tuple[list[str], dict]], ignore: list
     }
 
 
-def to_gptq(qt: QuantTensor) -> tuple[dict[str, torch.Tensor], dict]:
+def to_gptq(qt: QuantTensor, planar: bool | None = None) -> tuple[dict[str, torch.Tensor], dict]:
     """``(tensors by their last names, the quantization_config)`` of an int2..8 weight, or of a uint2..8 one with whole
-    zeros, as ``checkpoint_format: "gptq_v2"``; a perm becomes ``g_idx`` (``desc_act``).
+    zeros, as ``checkpoint_format: "gptq_v2"``; a perm becomes ``g_idx`` (``desc_act``). planar: as "gptq_p", by default
+    for 5, 6 and 7 bits, which have no other layout.
 
     Raises DtypeError for anything but a QuantTensor, FormatError for a weight that the format cannot hold.
     """
     settings = gptq_settings(qt, getattr(qt, "perm", None) is not None)
-    bits, zeros, (n, k) = qt.dtype.bits, _whole_zeros(qt, "gptq_v2"), qt.shape
-    if k * bits % 32 or n * bits % 32:
-        raise FormatError(f"gptq_v2 fills whole words: N and K times {bits} must be multiples of 32, got {n} and {k}")
+    planar = settings["bits"] in PLANAR_ONLY if planar is None else planar
+    name = "gptq_p" if planar else "gptq_v2"
+    bits, zeros, (n, k) = qt.dtype.bits, _whole_zeros(qt, name), qt.shape
+    if k * bits % 32 or n * bits % 32 or (planar and (k % 32 or n % 32)):
+        whole = "" if planar else f" times {bits}"
+        raise FormatError(f"{name} fills whole words: N and K{whole} must be multiples of 32, got {n} and {k}")
     if zeros is None:
         zeros = torch.full(qt.scales.shape, 1 << (bits - 1), dtype=torch.uint8, device=qt.device)
-    stream, group_of = qt.codes, torch.arange(k, device=qt.device) // (k if qt.group_size == -1 else qt.group_size)
+    codes, group_of = qt.unpack(), torch.arange(k, device=qt.device) // (k if qt.group_size == -1 else qt.group_size)
     if qt.perm is not None:
-        codes, perm = qt.unpack(), qt.perm.long()
-        stream = QuantTensor.pack_codes(torch.empty_like(codes).index_copy_(1, perm, codes), bits)
+        perm = qt.perm.long()
+        codes = torch.empty_like(codes).index_copy_(1, perm, codes)
         group_of = torch.empty_like(group_of).index_copy_(0, perm, group_of)
+    words = _planar_words if planar else _dense_words
     tensors = {
-        "qweight": _words(stream).t().contiguous(),
-        "qzeros": _words(QuantTensor.pack_codes(zeros.t().contiguous(), bits)),
+        "qweight": words(codes, bits).t().contiguous(),
+        "qzeros": words(zeros.t().contiguous(), bits),
         "scales": qt.scales.t().contiguous(),
         "g_idx": group_of.to(torch.int32),
     }
-    return tensors, gptq_config(settings)
+    return tensors, gptq_config(settings, planar)
 
 
-def gptq_config(settings: dict) -> dict:
+def gptq_config(settings: dict, planar: bool = False) -> dict:
     """The ``quantization_config`` of a model whose layers all have these settings."""
-    return {"quant_method": "gptq", "checkpoint_format": "gptq_v2", "pack_dtype": "int32", **settings}
+    version = "gptq_p" if planar else "gptq_v2"
+    return {"quant_method": "gptq", "checkpoint_format": version, "pack_dtype": "int32", **settings}
 
 
 def gptq_settings(weight: Schemed, ordered: bool) -> dict:
     """bits, group_size, sym and desc_act of a weight's scheme; ordered: whether it has a perm. Errors: as above."""
-    _expect_integer(weight, "gptq_v2")
+    _expect_integer(weight, "gptq")
     settings = {"bits": weight.dtype.bits, "group_size": weight.group_size}
     return {**settings, "sym": weight.zero_kind == "none", "desc_act": ordered}
 
@@ -126,6 +134,19 @@ def _whole_zeros(qt: QuantTensor, name: str) -> torch.Tensor | None:
     if bad:
         raise FormatError(f"{name} holds whole zeros of 0..{(1 << bits) - 1}, {bad} of {zeros.numel()} are others")
     return zeros.to(torch.uint8)
+
+
+def _dense_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    return _words(QuantTensor.pack_codes(codes, bits))
+
+
+def _planar_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """int32 ``[R, k*bits/32]`` of codes uint8 ``[R, k]``, k a multiple of 32, as formats/fields.py reads them."""
+    blocks, made = codes.reshape(-1, 32), []
+    for width in planes_of(bits):
+        low = sum(part.shape[1] for part in made)
+        made.append(_dense_words((blocks >> low) & ((1 << width) - 1), width))
+    return torch.cat(made, 1).view(len(codes), -1)
 
 
 def _words(stream: torch.Tensor) -> torch.Tensor:

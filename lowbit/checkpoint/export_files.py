@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial as partial_of
 from pathlib import Path
 
 from ..errors import FormatError, LowbitError, nearest
@@ -31,10 +32,11 @@ def export_checkpoint(
 ) -> Path:
     """Write lowbit's checkpoint in folder src as the new folder dst of another format; returns the path of dst.
 
-    format: "compressed-tensors" (pack-quantized, 2 to 8 bits, as of version 0.18) or "gptq" (GPTQ v2). Values are the
-    same, or it is an error: types, zeros and shapes that the format cannot hold, perm in compressed-tensors. Layers of
-    several schemes are named in config_groups, or in GPTQ's dynamic. Tensors that are not quantized and all other files
-    are copied. ``act`` is no part of a weight, and is not written.
+    format: "compressed-tensors" (pack-quantized, 2 to 8 bits, as of version 0.18) or "gptq" (GPTQ v2; "gptq_p" where a
+    layer has 5, 6 or 7 bits, for which GPTQModel has no other layout). Values are the same, or it is an error: types,
+    zeros and shapes that the format cannot hold, perm in compressed-tensors. Layers of several schemes are named in
+    config_groups, or in GPTQ's dynamic. Tensors that are not quantized and all other files are copied. ``act`` is no
+    part of a weight, and is not written.
 
     The source is only read. Memory holds the weights of one file. dst appears whole, by a rename; until then the work
     lies beside it in ``.<name>.partial``, whose finished files are used again by the next call. progress: called with
@@ -54,6 +56,8 @@ def export_checkpoint(
     left = [name.removesuffix(".weight") for name in floats if name.endswith(".weight")]
     config = {key: value for key, value in source.config.items() if key != "quantization_config"}
     config["quantization_config"] = to_config(layers, left)
+    if format == "gptq":
+        to_tensors = partial_of(to_tensors, planar=_planar(layers))
     about = {"lowbit": native.FORMAT, "to": config["quantization_config"], "shards": source.shards}
 
     def write_shard(path: Path, names: list[str], target: Path, step) -> dict[str, int]:
@@ -156,12 +160,17 @@ def _compressed_tensors(layers: dict[str, Layer], left: list[str]) -> dict:
     return export.compressed_tensors_groups(named, [*left, *(["lm_head"] if "lm_head" not in [*layers, *left] else [])])
 
 
+def _planar(layers: dict[str, Layer]) -> bool:
+    """Whether a layer makes all of a GPTQ checkpoint planar."""
+    return any(layer.dtype.bits in export.PLANAR_ONLY for layer in layers.values())
+
+
 def _gptq(layers: dict[str, Layer], left: list[str]) -> dict:
     settings, common = _settings(layers, lambda layer: export.gptq_settings(layer, layer.perm is not None))
     dynamic = {f"+:^{re.escape(name)}$": one for name, one in settings.items() if one != common}
     # Why only with a number: outside of the blocks nothing is expected to be quantized.
     dynamic |= {f"-:^{re.escape(name)}$": {} for name in left if re.search(r"\.\d+\.", name)}
-    made = export.gptq_config(common)
+    made = export.gptq_config(common, _planar(layers))
     if "lm_head" in layers:
         made["lm_head"] = True
     return {**made, "dynamic": dynamic} if dynamic else made

@@ -50,15 +50,29 @@ def cases() -> Iterator[Case]:
 
 
 def _gptq():
-    for release in ("gptq", "gptq_v2"):
+    for release, short in (("gptq", "v1"), ("gptq_v2", "v2"), ("gptq_p", "planes")):
         kinds = {"sym": (True, None), "zeros": (False, None), "zeros, act-order": (False, test_gptq.shuffled(96))}
         for what, (sym, order) in kinds.items():
-            layout = f"{'v1' if release == 'gptq' else 'v2'}, {what}"
-            for bits in range(2, 9):
+            for bits in test_gptq.WIDTHS[release]:
                 config, tensors, weight = test_gptq.checkpoint(bits, version=release, sym=sym, order=order)
-                yield Case("GPTQ", layout, bits, _only(config, tensors), weight)
+                library = None if release == "gptq" else _gptqmodel(config, tensors)
+                yield Case("GPTQ", f"{short}, {what}", bits, _only(config, tensors), weight, library)
     config, tensors, weight = test_gptq.checkpoint(4, size=8)
     yield Case("GPTQ", "v1, groups of 8", 4, _only(config, tensors), weight)
+
+
+def _gptqmodel(config: dict, tensors: dict):
+    try:
+        from gptqmodel.nn_modules.qlinear.torch import TorchLinear
+        from gptqmodel.quantization.config import FORMAT
+    except ImportError:
+        return None
+    k, (_, n) = len(tensors["g_idx"]), tensors["scales"].shape
+    options = {key: config[key] for key in ("bits", "group_size", "sym", "desc_act")}
+    made = TorchLinear(in_features=k, out_features=n, format=FORMAT(config["checkpoint_format"]), **options).eval()
+    for role, tensor in tensors.items():
+        setattr(made, role, tensor.float() if role == "scales" else tensor)  # it computes in the type of the scales
+    return lambda: made.dequantize_weight().t()
 
 
 def _awq():

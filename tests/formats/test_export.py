@@ -34,8 +34,10 @@ def test_what_is_written_is_read_back_the_same(kind, group_size, dtype):
     qt = weight(kind, group_size=group_size, dtype=dtype)
     tensors, settings = to_compressed_tensors(qt)
     assert only(find(compressed_tensors_config(settings, ["lm_head"])), tensors) == qt
-    tensors, config = to_gptq(qt)
-    assert only(find(config), tensors) == qt
+    for planar in (None, True):
+        tensors, config = to_gptq(qt, planar)
+        assert config["checkpoint_format"] == ("gptq_p" if planar or kind[-1] in "567" else "gptq_v2")
+        assert only(find(config), tensors) == qt
 
 
 def test_odd_shapes_go_to_compressed_tensors():
@@ -96,6 +98,8 @@ def test_what_a_format_cannot_hold_is_refused(make, words):
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(FormatError, match="must be multiples of 32, got 60 and 128"):
         to_gptq(weight("int4", n=60))
+    with pytest.raises(FormatError, match="gptq_p fills whole words: N and K must be multiples of 32, got 48 and 128"):
+        to_gptq(weight("int6", n=48))
     with pytest.raises(FormatError, match="K must be a multiple of 32, got 100"):
         to_compressed_tensors(weight("int4", k=100))
 

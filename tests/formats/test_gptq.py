@@ -8,7 +8,7 @@ import torch
 from lowbit import FormatError, InexactError, reference
 from lowbit.checkpoint.formats import find
 
-from .words import floats, int32, only, stream, table, transposed
+from .words import floats, int32, only, planes, stream, table, transposed
 
 
 def checkpoint(bits, n=32, k=96, size=32, version="gptq", sym=False, order=None, dtype=torch.float16, zeros=None):
@@ -28,9 +28,10 @@ def checkpoint(bits, n=32, k=96, size=32, version="gptq", sym=False, order=None,
     for j in range(k):
         for row in range(n):
             weight[row, j] = scales[g_idx[j], row].double() * (q[j][row] - z[g_idx[j]][row])
+    words = planes if version == "gptq_p" else stream
     tensors = {
-        "qweight": int32(transposed([stream(column, bits) for column in transposed(q)])),
-        "qzeros": int32([stream([number - low for number in row], bits) for row in z]),
+        "qweight": int32(transposed([words(column, bits) for column in transposed(q)])),
+        "qzeros": int32([words([number - low for number in row], bits) for row in z]),
         "scales": scales,
         "g_idx": torch.tensor(g_idx, dtype=torch.int32),
     }
@@ -44,9 +45,11 @@ def shuffled(k, seed=3):
     return order
 
 
+WIDTHS = {"gptq": (2, 3, 4, 8), "gptq_v2": (2, 3, 4, 8), "gptq_p": (2, 3, 4, 5, 6, 7, 8)}
+
+
 @pytest.mark.parametrize("sym", [False, True])
-@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize(("version", "bits"), [(version, bits) for version in WIDTHS for bits in WIDTHS[version]])
 def test_every_width_is_exact(bits, version, sym):
     config, tensors, weight = checkpoint(bits, version=version, sym=sym)
     qt = only(find(config), tensors)
@@ -69,6 +72,23 @@ def test_zeros_of_2_to_the_b_are_kept_in_every_type_of_scales(dtype):
     config, tensors, weight = checkpoint(8, dtype=dtype, zeros=[[256, 255] * 16] * 3)
     qt = only(find(config), tensors)
     assert qt.zeros.max() == 256 and torch.equal(reference.dequantize(qt), weight)
+
+
+@pytest.mark.parametrize("bits", [5, 6, 7])
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+def test_widths_that_have_no_layout_are_refused(bits, version):
+    config, tensors, _ = checkpoint(bits, version="gptq_p")
+    with pytest.raises(FormatError, match=f"{bits} bits have a layout in checkpoint_format gptq_p alone"):
+        only(find({**config, "checkpoint_format": version}), tensors)
+
+
+@pytest.mark.parametrize("n, k", [(48, 96), (32, 80)])
+def test_planes_are_of_32_numbers(n, k):
+    config, tensors, _ = checkpoint(6, n=64, k=96, size=-1, version="gptq_p")
+    cut = {"qweight": tensors["qweight"][: k * 6 // 32, :n], "scales": tensors["scales"][:, :n]}
+    cut |= {"qzeros": tensors["qzeros"][:, : n * 6 // 32], "g_idx": tensors["g_idx"][:k]}
+    with pytest.raises(FormatError, match="multiple of"):
+        only(find(config), cut)
 
 
 def test_without_g_idx_groups_lie_in_order():
@@ -149,7 +169,10 @@ BAD = {
     "bits of text": (lambda c, t: c.update(bits="4"), "bits must be one of 2, 3, 4, 5, 6, 7, 8, got '4'"),
     "bits nobody has": (lambda c, t: c.update(bits=9), "bits must be one of"),
     "group size zero": (lambda c, t: c.update(group_size=0), "group_size must be a whole number from 1, or -1"),
-    "marlin": (lambda c, t: c.update(checkpoint_format="marlin"), "checkpoint_format must be one of gptq, gptq_v2"),
+    "marlin": (
+        lambda c, t: c.update(checkpoint_format="marlin"),
+        "checkpoint_format must be one of gptq, gptq_v2, gptq_p",
+    ),
     "other words": (lambda c, t: c.update(pack_dtype="int64"), "pack_dtype must be int32"),
     "dynamic of text": (lambda c, t: c.update(dynamic="all"), "dynamic must be dict"),
     "dynamic no expression": (lambda c, t: c.update(dynamic={"+:(": {}}), "is not a regular expression"),

@@ -14,6 +14,20 @@ def stream(numbers: list[int], bits: int, word: int = 32) -> list[int]:
     return [(total >> (word * i)) & ((1 << word) - 1) for i in range(count)]
 
 
+def planes(numbers: list[int], bits: int) -> list[int]:
+    """32-bit words in planes, bit by bit: 32 numbers fill ``bits`` words, those of their lowest bits first."""
+    cut = {2: [2], 3: [2, 1], 4: [4], 5: [4, 1], 6: [4, 2], 7: [4, 2, 1], 8: [8]}[bits]
+    words = [0] * (len(numbers) * bits // 32)
+    for i, number in enumerate(numbers):
+        begin = 0  # the first bit of the plane, and its first word
+        for width in cut:
+            word = i // 32 * bits + begin + i % 32 * width // 32
+            part = (number >> begin) & ((1 << width) - 1)
+            words[word] |= part << (i % 32 * width % 32)
+            begin += width
+    return words
+
+
 def padded(numbers: list[int], bits: int) -> list[int]:
     """32-bit words of 32 // bits whole numbers each."""
     per = 32 // bits

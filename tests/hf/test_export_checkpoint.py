@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from formats import test_convert, test_gptq
+from formats.words import int32, planes
 from safetensors.torch import load_file, save_file
 
 import lowbit
@@ -63,7 +64,7 @@ def logits(model):
 
 
 @pytest.mark.parametrize("format", export_files.FORMATS)
-@pytest.mark.parametrize("name", ["mixed", "alike"])
+@pytest.mark.parametrize("name", ["mixed", "alike", "odd"])
 def test_what_is_exported_converts_back_to_the_same_weights(folders, name, format, tmp_path):
     before, seen = digest(folders / name), []
     export_checkpoint(folders / name, tmp_path / "out", format, progress=lambda *a: seen.append(a))
@@ -100,6 +101,18 @@ def test_the_folder_is_whole(folders, tmp_path, capsys):
         "quant_method": "gptq", "checkpoint_format": "gptq_v2", "pack_dtype": "int32", "bits": 4, "group_size": 64,
         "sym": True, "desc_act": False, "lm_head": True,
     }  # fmt: skip
+
+
+def test_five_bits_make_all_of_gptq_planar(folders, tmp_path):
+    export_checkpoint(folders / "odd", tmp_path / "out", "gptq")
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert settings["checkpoint_format"] == "gptq_p"
+    three = weights(folders / "odd")["model.layers.0.mlp.down_proj"]
+    held = {
+        name: tensor for path in (tmp_path / "out").glob("*.safetensors") for name, tensor in load_file(path).items()
+    }
+    words = held["model.layers.0.mlp.down_proj.qweight"]
+    assert words[:, 0].tolist() == int32([planes(three.unpack()[0].tolist(), 3)])[0].tolist()
 
 
 def test_floats_are_left_alone_by_name(folders, tmp_path):

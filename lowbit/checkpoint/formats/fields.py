@@ -21,6 +21,24 @@ def dense_codes(words: torch.Tensor, bits: int, k: int) -> torch.Tensor:
     return QuantTensor.unpack_codes(stream, bits, k)
 
 
+def planes_of(bits: int) -> list[int]:
+    """The widths of the planes that a code is cut into, from its lowest bits on: those of 1, 2, 4 and 8 that add up."""
+    return [width for width in (8, 4, 2, 1) if bits & width]
+
+
+def planar_codes(words: torch.Tensor, bits: int, k: int) -> torch.Tensor:
+    """Codes uint8 ``[R, k]`` of int32 words ``[R, k*bits/32]`` in planes: every 32 codes fill ``bits`` words, first
+    those of the plane with their lowest bits; no part of a code straddles two words. k: a multiple of 32.
+    """
+    blocks = words.reshape(-1, bits)
+    codes, begin = torch.zeros(len(blocks), 32, dtype=torch.uint8, device=words.device), 0
+    for width in planes_of(bits):
+        # Why begin is the shift too: a plane of w bits takes w words.
+        codes |= dense_codes(blocks[:, begin : begin + width].contiguous(), width, 32) << begin
+        begin += width
+    return codes.view(-1, k)
+
+
 def padded_codes(words: torch.Tensor, bits: int, k: int) -> torch.Tensor:
     """Codes uint8 ``[R, k]`` of int32 words ``[R, W]`` of 32 // bits whole codes each, from the lowest bit."""
     shifts = torch.arange(32 // bits, device=words.device, dtype=torch.int32) * bits

@@ -1,9 +1,10 @@
-"""GPTQ checkpoints: AutoGPTQ and GPTQModel, ``checkpoint_format`` "gptq" (v1) and "gptq_v2", 2 to 8 bits.
+"""GPTQ checkpoints: AutoGPTQ and GPTQModel, ``checkpoint_format`` "gptq" (v1), "gptq_v2" and "gptq_p".
 
 Layout (github.com/ModelCloud/GPTQModel, gptqmodel/nn_modules/qlinear): ``qweight`` int32 ``[K*b/32, N]``, each column a
 bit stream along K from the lowest bit; ``qzeros`` int32 ``[G, N*b/32]``, each row such a stream along N; ``scales``
 ``[G, N]``; ``g_idx`` int32 ``[K]``, the group of each input. ``W[n, k] = scales[g, n] * (q[k, n] - z[g, n])``. v1
-stores z - 1, v2 stores z.
+stores z - 1, v2 and gptq_p store z. In gptq_p (docs/gptq_planar.md there) streams are cut into planes
+(:func:`~.fields.planar_codes`), which changes words of 3, 5, 6 and 7 bits; the last three have no other layout.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import torch
 from ...errors import FormatError
 from ...tensor import QuantTensor
 from .base import Format, expect, group_setting, matches, setting
-from .fields import dense_codes, group_order, regroup
+from .fields import dense_codes, group_order, planar_codes, regroup
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-_VERSIONS = {"gptq": 1, "gptq_v2": 2}
+_VERSIONS = {"gptq": 1, "gptq_v2": 2, "gptq_p": 2}
 _BITS = (2, 3, 4, 5, 6, 7, 8)
+PLANAR_ONLY = (5, 6, 7)
 
 
 class Gptq(Format):
@@ -38,7 +40,8 @@ class Gptq(Format):
         pack = config.get("pack_dtype", "int32")
         if pack not in ("int32", None):
             raise FormatError(f"pack_dtype must be int32, got {pack!r:.100}")
-        self.config.update(version=_VERSIONS[version], bits=setting(config, "bits", int, choices=_BITS))
+        self.config.update(version=_VERSIONS[version], planar=version == "gptq_p")
+        self.config.update(bits=setting(config, "bits", int, choices=_BITS))
         group_setting(self.config, default=-1)
         self.dynamic = setting(config, "dynamic", dict, None) or {}
 
@@ -60,6 +63,10 @@ class Gptq(Format):
         Layers of ``desc_act`` get a ``perm`` that brings each group's inputs together.
         """
         bits, sym = setting(settings, "bits", int, choices=_BITS), setting(settings, "sym", bool, True)
+        if bits in PLANAR_ONLY and not settings.get("planar"):
+            raise FormatError(
+                f"{bits} bits have a layout in checkpoint_format gptq_p alone, got gptq or gptq_v2; who wrote this?"
+            )
         scales = expect(tensors, "scales", _FLOATS, (None, None))
         groups, n = scales.shape
         words = expect(tensors, "qweight", torch.int32, (None, n))
@@ -73,7 +80,7 @@ class Gptq(Format):
         size = k if asked == -1 else min(asked, k)
         if groups != -(-k // size):
             raise FormatError(f"scales of {k} inputs in groups of {size} have {-(-k // size)} rows, got {groups}")
-        codes, zeros = dense_codes(words.t(), bits, k), _zeros(tensors, settings, groups, n, bits)
+        codes, zeros = _codes(words.t().contiguous(), bits, k, settings), _zeros(tensors, settings, groups, n, bits)
         of_input = straight = torch.arange(k, device=codes.device) // size
         if "g_idx" in tensors:
             of_input = expect(tensors, "g_idx", (torch.int32, torch.int64), (k,)).long()
@@ -96,13 +103,22 @@ class Gptq(Format):
         )
 
 
+def _codes(words: torch.Tensor, bits: int, k: int, settings: Mapping) -> torch.Tensor:
+    """Codes uint8 ``[R, k]`` of words ``[R, k*bits/32]``."""
+    if bits in (2, 4, 8) or not settings.get("planar"):
+        return dense_codes(words, bits, k)
+    if k % 32:
+        raise FormatError(f"gptq_p packs {bits} bits in blocks of 32: K and N must be a multiple of that, got {k}")
+    return planar_codes(words, bits, k)
+
+
 def _zeros(tensors: Mapping, settings: Mapping, groups: int, n: int, bits: int) -> torch.Tensor:
     """The zeros int16 ``[G, N]``, 0 to 2^b."""
     if n * bits % 32:
         raise FormatError(f"qzeros hold whole words: N * bits must be a multiple of 32, got N = {n} and {bits} bits")
     words = expect(tensors, "qzeros", torch.int32, (groups, n * bits // 32))
     # Why not masked again: v1 stores 2^b as 2^b - 1, and as a float it can be held.
-    return dense_codes(words, bits, n).to(torch.int16) + (settings.get("version", 1) == 1)
+    return _codes(words, bits, n, settings).to(torch.int16) + (settings.get("version", 1) == 1)
 
 
 def _check_symmetric(zeros: torch.Tensor, bits: int) -> None:
