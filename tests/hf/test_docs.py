@@ -1,6 +1,7 @@
 """Risk: an example of docs/models.md that does not run, or no longer says what happens."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -8,18 +9,36 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+import lowbit
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 
 
+TASKS = [
+    "Quantize a checkpoint", "Load it", "Load a GPTQ model", "Mixed widths", "LoRA", "Tensor parallelism", "FSDP2",
+]  # fmt: skip
+
+
+def test_every_task_has_a_section_with_an_example():
+    sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
+    assert [task for task in TASKS if "```python" not in sections.get(task, "")] == []
+
+
 def test_every_example_of_the_page_runs_in_its_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names, examples = {}, re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 8
+    assert len(examples) == 9
     for example in examples:
         exec(compile(example, "docs/models.md", "exec"), names)
     assert (names["model"].model.layers[0].mlp.up_proj.scheme.weight.name) == "int4"
+    options = {"max_new_tokens": 20, "do_sample": False}
+    assert torch.equal(*(names[name].generate(**names["prompt"], **options) for name in ("gptq", "model")))
+    assert isinstance(names["gptq"].model.layers[0].mlp.up_proj, lowbit.Linear)
+    config = json.loads((tmp_path / "small-converted" / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "lowbit" and config["dtype"] == "int4"
     assert names["mixed"].model.layers[1].mlp.down_proj.scheme.weight.name == "int8"
     assert names["mixed"].lm_head.scheme.weight.name == "int8"
     assert not any("fused" in name for name, _ in names["fused"].named_modules())
