@@ -77,7 +77,7 @@ class GraphTimer:
         graph = torch.cuda.CUDAGraph()
         # Why not torch.cuda.graph: it collects garbage and empties the allocator's cache each time. Why thread_local:
         # other threads may go on to allocate memory meanwhile.
-        torch.cuda.synchronize()
+        self.stream.synchronize()
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             for held in copies:

@@ -173,6 +173,8 @@ def test_a_gpu_that_the_kernels_cannot_use_is_told_once(monkeypatch, library, wo
     extension.load()
     monkeypatch.setattr(extension, "_cuda", library)
     monkeypatch.setattr(extension, "_warned", set())
+    monkeypatch.setattr(extension, "_tables_read", set())
+    monkeypatch.setenv("LOWBIT_TUNED", "0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
