@@ -12,7 +12,6 @@ import torch
 from .errors import DeviceError, DtypeError, GraphError, ShapeError
 from .ops.schema import type_name
 
-
 #: Why kept: where a capture could not be ended, torch's allocator goes on to ask its graph.
 _failed: list[torch.cuda.CUDAGraph] = []
 
