@@ -33,6 +33,8 @@ from lowbit.errors import LowbitError  # noqa: E402
 
 #: A layer rounds seven times in a row: its bound is that of one product this many times.
 _ROUNDINGS = 4
+#: Layers in a graph, so that launching the graph does not count; copies take turns.
+_LAYERS = 16
 _MODELS = ("8b", "70b")
 
 
@@ -129,21 +131,24 @@ class Run:
     def _side(self, model: str, name: str, chain: Chain, tokens: torch.Tensor) -> None:
         side, shape = chain.side, chain.shape
         meant, copies = chain.meant(max(self.args.ms)), self._copies(shape, side.bits)
+        layers = 2 * copies if self.args.dry else -(-_LAYERS // copies) * copies
         exact, lost = chain.exact(meant), _distance(meant, chain.problems)
         for m in self.args.ms:
-            x, outs = tokens[:m].to(side.x_type), [tokens] * copies
+            x, outs = tokens[:m].to(side.x_type), [tokens] * layers
             chain.prepare(m)
 
             def layer(i, x=x, outs=outs):
-                outs[i] = step(shape, outs[i - 1] if i else x, chain.multiply(i), self.small)
+                outs[i] = step(shape, outs[i - 1] if i else x, chain.multiply(i % copies), self.small)
 
-            timing = self._time([lambda i=i, layer=layer: layer(i) for i in range(copies)])
+            timing = self._time([lambda i=i, layer=layer: layer(i) for i in range(layers)])
             # What the last replay of the graph left: each layer, from what it was given.
             given = zip([x, *outs], outs, strict=False)
             found = max(_error(y, step(shape, x.double(), exact, Small())) for x, y in given)
             wrong = side.judged and not found <= _ROUNDINGS * TOLERANCE[side.act]
-            row = {"model": model, "side": name, "family": side.family, "weight": side.dtype, "bits": side.bits}
-            row |= {"apart": chain.apart, "act": side.act, "m": m, "group": side.group, "copies": copies}
+            row = {
+                "model": model, "side": name, "family": side.family, "weight": side.dtype, "bits": side.bits,
+                "apart": chain.apart, "act": side.act, "m": m, "group": side.group, "copies": copies, "layers": layers,
+            }  # fmt: skip
             self._add(row, timing, chain.nbytes, found, wrong, lost)
 
     def _small_alone(self, model: str, tokens: torch.Tensor) -> None:
@@ -156,9 +161,12 @@ class Run:
             def alone(x=x, ys=ys):
                 step(shape, x, lambda product, _: ys[product], self.small)
 
-            timing = self._time([alone] * 8)
-            row = {"model": model, "side": "small kernels alone", "family": "small", "weight": None, "bits": None}
-            self._add(row | {"apart": False, "act": "float16", "m": m, "group": None, "copies": 8}, timing, 0)
+            timing = self._time([alone] * _LAYERS)
+            row = {
+                "model": model, "side": "small kernels alone", "family": "small", "weight": None, "bits": None,
+                "apart": False, "act": "float16", "m": m, "group": None, "copies": 1, "layers": _LAYERS,
+            }  # fmt: skip
+            self._add(row, timing, 0)
 
     def _time(self, calls: list):
         if self.args.dry:

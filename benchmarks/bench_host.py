@@ -30,6 +30,7 @@ import torch  # noqa: E402
 
 import lowbit  # noqa: E402
 from lowbit.fused import Fused  # noqa: E402
+from lowbit.ops.schema import FLOAT_IDS  # noqa: E402
 
 #: Most microseconds a call, on a host where a bare launch takes 5.7 and torch.add 9.8; seconds of a fresh process.
 GOALS = {"lowbit.matmul": 13.5, "lowbit.Linear": 16}
@@ -58,7 +59,7 @@ def lowbit_cases(x: torch.Tensor, weight: torch.Tensor, dtype: str, group: int) 
     layers = [lowbit.Linear.from_linear(plain, dtype, **options) for _ in range(5)]
     one, a, b, *members = layers
     bias, y, op = one.bias.detach(), x.new_empty(len(x), pw.shape[0]), torch.ops.lowbit.matmul_out.default
-    held = (x, pw.codes, pw.scales, pw.zeros, None, *pw.numbers, {torch.float16: 1, torch.bfloat16: 2}[x.dtype], y)
+    held = (x, pw.codes, pw.scales, pw.zeros, None, *pw.numbers, FLOAT_IDS[x.dtype], y)
     fused = Fused.of(members)
 
     def shared():
