@@ -19,6 +19,12 @@
 #ifndef WEIGHT
 #define WEIGHT Int<4>
 #endif
+#ifndef GROUP
+#define GROUP 128
+#endif
+#ifndef SCALE  // or float
+#define SCALE __half
+#endif
 #ifndef TOKENS
 #define TOKENS 64
 #endif
@@ -41,9 +47,10 @@ __device__ uint32_t hash(uint64_t i, uint32_t seed) {
 __global__ void fill(uint32_t* to, size_t count, uint32_t seed) {
   for (size_t i = blockIdx.x * 256 + threadIdx.x; i < count; i += gridDim.x * 256) to[i] = hash(i, seed);
 }
-__global__ void fill(__half* to, size_t count, uint32_t seed, float low, float high) {
+template <class Value>
+__global__ void fill(Value* to, size_t count, uint32_t seed, float low, float high) {
   for (size_t i = blockIdx.x * 256 + threadIdx.x; i < count; i += gridDim.x * 256)
-    to[i] = __float2half(low + (high - low) * (hash(i, seed) * (1.0f / 4294967296.0f)));
+    to[i] = __half2float(__float2half(low + (high - low) * (hash(i, seed) * (1.0f / 4294967296.0f))));
 }
 
 template <class T>
@@ -68,22 +75,30 @@ void run(const std::string& name, const char* sizes, void* encode, cudaStream_t 
   constexpr int kBits = WEIGHT::kBits;
   int n = 0, k = 0, m = 0;
   if (std::sscanf(sizes, "%d,%d,%d", &n, &k, &m) != 3) return void(std::printf("expected N,K,M, got %s\n", sizes));
-  const size_t codes = size_t(n) * k * kBits / 8, scales = size_t(n) * (k / 128);
+  const size_t codes = size_t(n) * k * kBits / 8, scales = size_t(n) * (k / GROUP);
   const int copies = std::max(3, int((200u << 20) / codes + 1)), turns = std::max(copies, m > 3000 ? 4 : 24);
   std::vector<uint32_t*> w(copies);
-  std::vector<__half*> s(copies);
+  std::vector<SCALE*> s(copies);
   __half *x = memory<__half>(size_t(m) * k), *y = memory<__half>(size_t(m) * n);
   for (int i = 0; i < copies; ++i) {
-    w[i] = memory<uint32_t>(codes / 4), s[i] = memory<__half>(scales);
+    w[i] = memory<uint32_t>(codes / 4), s[i] = memory<SCALE>(scales);
     fill<<<1024, 256>>>(w[i], codes / 4, i * 977);
     fill<<<256, 256>>>(s[i], scales, 7 + i, 0.005f, 0.02f);
   }
   fill<<<256, 256>>>(x, size_t(m) * k, 99, -1.0f, 1.0f);
   check(cudaDeviceSynchronize(), "filling");
   const Launch launch{0, 90, stream, {132, 66, 30, 15}, true, Pool::take, &pool, encode};
+  constexpr ScaleType kScaleType = sizeof(SCALE) == 4 ? ScaleType::kFloat32 : ScaleType::kFloat16;
+  float* book = nullptr;  // of a codebook: what the codes of int4 mean
+  if (WEIGHT::kCodebook) {
+    float values[16];
+    for (int i = 0; i < 16; ++i) values[i] = static_cast<float>(i - 8);
+    book = memory<float>(16);
+    check(cudaMemcpy(book, values, sizeof values, cudaMemcpyHostToDevice), "book");
+  }
   const auto product = [&](int i) {
     MatmulArgs args{};
-    args.w = {reinterpret_cast<uint8_t*>(w[i]), s[i], nullptr, n, k, 128, ScaleType::kFloat16, ZeroKind::kNone};
+    args.w = {reinterpret_cast<uint8_t*>(w[i]), s[i], nullptr, n, k, GROUP, kScaleType, ZeroKind::kNone, false, book};
     args.x = {x, m, k, FloatType::kFloat16}, args.y = {y, n, nullptr, FloatType::kFloat32};
     pool.used += 32u << 20;
     check(gemm_sm90::launch<WEIGHT, __half, gemm_sm90::Tile<TOKENS>>(args, launch, {1.0f, float(1 << (kBits - 1))}),

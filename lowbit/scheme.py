@@ -28,10 +28,10 @@ FAMILY_ACTS = {
     "gemm_sm90": ("float16", "bfloat16"),
     "dequant": ("float32", "float16", "bfloat16"),
 }
-#: Families whose kernels read codebooks.
-CODEBOOK_FAMILIES = ("cpu", "dequant")
+#: Families whose kernels read codebooks, and of how many bits.
+CODEBOOK_BITS = {"cpu": range(1, 9), "gemm_sm90": (4,), "dequant": range(1, 9)}
 #: Types of scales and zeros that the kernels of a family read, where they don't read all.
-FAMILY_SCALES = dict.fromkeys(("decode", "gemm_sm80", "gemm_sm90"), ("float16", "bfloat16"))
+FAMILY_SCALES = dict.fromkeys(("decode", "gemm_sm80"), ("float16", "bfloat16"))
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,11 @@ def why_not(
         return f"no family of kernels is called {family!r}; expected one of {', '.join(FAMILY_ACTS)}"
     if scale_type is not None and scale_type not in FAMILY_SCALES.get(family, SCALE_TYPES):
         return f"family {family!r} takes scales of {', '.join(FAMILY_SCALES[family])}, got {scale_type}"
-    if weight.kind == "codebook" and family not in (None, *CODEBOOK_FAMILIES):
-        return f"family {family!r} reads no codebooks; {', '.join(CODEBOOK_FAMILIES)} do"
+    if weight.kind == "codebook" and family is not None:
+        if family not in CODEBOOK_BITS:
+            return f"family {family!r} reads no codebooks; {', '.join(CODEBOOK_BITS)} do"
+        if weight.bits not in CODEBOOK_BITS[family]:
+            return f"family {family!r} reads codebooks of 4 bits, got {weight.bits}"
     if act is not None:
         act = act_type(act)
         if weight.kind == "codebook" and act.on_the_fly:

@@ -171,3 +171,40 @@ def test_tiles_of_gemm_sm90_are_left_to_devices_that_have_what_they_need(native,
     """Those of the other families are for all."""
     assert [tokens for family, tokens in TILES if family == SM90 and native.is_for(2, tokens, capability)] == tiles
     assert all(native.is_for(family, 16, capability) for family in (0, 1))
+
+
+NONE, ZERO, MIN, WHOLE = range(4)
+
+
+@pytest.mark.parametrize("group_size", [16, 64, 128, -1])
+@pytest.mark.parametrize("fp32_scales", [False, True])
+def test_codebooks_and_scales_of_float32_have_the_kernels_that_read_them(native, group_size, fp32_scales):
+    """The templates refuse all others, and a forced kernel or a tuned one must not be tried in vain."""
+
+    def tiles(family, bits, kind=NONE, is_float=False, codebook=False):
+        sizes = {DECODE: (1, 2, 4), SM80: (16, 32, 64, 128), SM90: (8, 16, 32, 48, 64, 96, 128, 160, 192, 208, 256)}
+        asked = (bits, is_float, codebook, group_size, kind, fp32_scales)
+        return [t for t in sizes[family] if native.has_kernel(family, t, *asked)]
+
+    fine, few, wide = 0 < group_size < 128, [8, 16], [32, 64, 128, 256]
+    readable = not (fp32_scales and group_size == 16)
+    book = few + (wide if fine else [32, 48, 64, 96, 128, 160, 192, 208, 256])
+    # Tiles that are no powers of two are not built for codebooks: no row of the manifest asks for them.
+    assert [t for t in tiles(SM90, 4, codebook=True) if t & (t - 1) == 0] == (
+        [t for t in book if t & (t - 1) == 0] * readable
+    )
+    assert (
+        not tiles(SM90, 4, MIN, codebook=True)
+        and not tiles(DECODE, 4, codebook=True)
+        and not tiles(SM80, 4, codebook=True)
+    )
+    if fp32_scales:
+        assert not tiles(DECODE, 4) and not tiles(SM80, 4)
+        assert tiles(SM90, 4) == tiles(SM90, 2, ZERO) == few * readable
+        assert tiles(SM90, 8, ZERO) == tiles(SM90, 8, MIN, is_float=True) == few * readable
+        for bits, kind, is_float in ((5, NONE, False), (8, WHOLE, False), (4, NONE, True)):
+            assert [t for t in tiles(SM90, bits, kind, is_float) if t & (t - 1) == 0] == (
+                few + wide * (not fine)
+            ) * readable
+    else:
+        assert tiles(SM80, 4) and bool(tiles(DECODE, 4)) == (not fine) and set(few + wide) <= set(tiles(SM90, 4, ZERO))

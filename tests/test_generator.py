@@ -95,6 +95,7 @@ def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
     floats = [a.name for a in ACT_TYPES if not a.on_the_fly]
     tiles = [("gemm_sm90", t) for t in (8, 16, 32, 64, 128, 256)] + [("gemm_sm80", t) for t in (16, 32, 64, 128)]
     expected = {(f, w.name, a, t) for w in WEIGHT_TYPES for a in floats[1:] for f, t in tiles}
+    expected |= {("gemm_sm90", "codebook4", a, t) for a in floats[1:] for t in (8, 16, 32, 64, 128, 256)}
     some = [("gemm_sm90", t) for t in (48, 96, 160, 192, 208)] + [("decode", t) for t in (1, 2, 4)]
     ints = [w for w in WEIGHT_TYPES if w.kind != "float"]
     expected |= {(f, w.name, a, t) for w in ints for a in floats[1:] for f, t in some}
@@ -113,8 +114,8 @@ def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
     assert (out / "cuda_registry.inc").read_text().splitlines()[1:] == lines
     units = {kernel["name"]: kernel["unit"] for kernel in kernels}
     # For each type of x: a unit per C++ type for each family of products (decode has some floats alone), one per width
-    # for dequant.
-    assert len(set(units.values())) == 18 * 2 * 2 + 11 * 2 + 8 * 3
+    # for dequant, one for the codebook of 4 bits.
+    assert len(set(units.values())) == 18 * 2 * 2 + 11 * 2 + 8 * 3 + 2
     assert units["w4a16_decode_n1"] == units["wu4a16_decode_n4"] != units["wf4e2m1a16_decode_n1"]
     assert units["w4a16_gemm_sm90_n8"] == units["wu4a16_gemm_sm90_n128"] != units["w4a16_decode_n4"]
 
@@ -263,7 +264,18 @@ def test_table_names_every_weight_type_once(capsys):
     assert command.main(["--table"]) == 0
     names = re.findall(r"`(u?int\d|float\w+)`", capsys.readouterr().out)
     floats = [w.name for w in WEIGHT_TYPES if w.kind == "float"]
-    assert names == ["int1", "int8", "uint1", "uint8", *floats, "uint1", "uint8"]  # the last ones with a codebook
+    assert names == [
+        "int1",
+        "int8",
+        "uint1",
+        "uint8",
+        *floats,
+        "uint1",
+        "uint3",
+        "uint4",
+        "uint5",
+        "uint8",
+    ]  # with a codebook
 
 
 def test_needs_neither_torch_nor_numpy_and_stays_small():

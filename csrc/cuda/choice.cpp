@@ -16,11 +16,11 @@ namespace lowbit::cuda {
 namespace {
 
 // What lines of a table have in common: all that a question has but m and the pairs of blocks.
-using Key = std::array<int64_t, 8>;
+using Key = std::array<int64_t, 9>;
 
 Key key_of(int weight, int act, const Question& q) {
   const int64_t zeros = q.whole_zeros ? kWholeZeros : static_cast<int64_t>(q.zero_kind);
-  return {weight, act, q.n, q.k, q.group_size, zeros, q.capability, q.clusters[0]};
+  return {weight, act, q.n, q.k, q.group_size, zeros, q.fp32_scales, q.capability, q.clusters[0]};
 }
 
 struct Hash {
@@ -110,7 +110,8 @@ constexpr size_t kAnswers = 64;
 Question question(const Weight& w, int weight, int act, int64_t m, int capability, const int* clusters) {
   Question q{};
   q.m = m, q.n = w.n, q.k = w.k;
-  q.bits = kWeightBits[weight], q.is_float = kWeightIsFloat[weight];
+  q.bits = kWeightBits[weight], q.is_float = kWeightIsFloat[weight], q.codebook = weight >= kWeightTypes;
+  q.fp32_scales = w.scale_type == ScaleType::kFloat32;
   q.bf16_x = act == static_cast<int>(ActType::kBFloat16);
   q.group_size = w.group_size, q.zero_kind = w.zero_kind, q.whole_zeros = w.whole_zeros;
   q.capability = capability, q.clusters = clusters;
@@ -150,7 +151,8 @@ int64_t lowbit_cuda_tune(const lowbit::cuda::TunedChoice* lines, int64_t count) 
     const TunedChoice& line = lines[i];
     const ProductRow* row = row_of(line);
     if (!row) continue;
-    (*made)[{line.weight, line.act, line.n, line.k, line.group_size, line.zero_kind, line.capability, line.blocks}]
+    // 0: lines are for scales of 16 bits.
+    (*made)[{line.weight, line.act, line.n, line.k, line.group_size, line.zero_kind, 0, line.capability, line.blocks}]
         .push_back({line.least, line.most, row});
     ++used;
   }

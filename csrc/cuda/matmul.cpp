@@ -1,7 +1,7 @@
 // The ops matmul_out and dequantize_out for CUDA: tensors to checked arguments, and the kernel for them.
 //
 // Rows of fp16 or bf16 go to a kernel of families decode, gemm_sm80 and gemm_sm90, most often that with the smallest
-// tile that holds them (choice.h, plan.h); everything else (fp32 x or scales, codebooks), and what no tile holds, to
+// tile that holds them (choice.h, plan.h); everything else (fp32 x, most codebooks), and what no tile holds, to
 // family dequant and torch's own product. All of it is one op, so that a graph with a free batch size has one node.
 #include "matmul.h"
 
@@ -116,9 +116,12 @@ const ProductRow* run_invariant(const MatmulArgs& whole, int weight, int act, co
                                    : row->family == Family::kGemmSm80 && row->tokens == 32;
   };
   const auto found = std::find_if(tiles.begin(), tiles.end(), fits);
-  const bool possible = found != tiles.end() && whole.w.scale_type != ScaleType::kFloat32;
-  STD_TORCH_CHECK(possible, "batch-invariant products need scales of 16 bits and kernels for the device (",
-                  launch.capability / 10, ".", launch.capability % 10, "), LOWBIT_BATCH_INVARIANT=0 allows others");
+  const Question q = question(whole.w, weight, act, whole.x.m, launch.capability, launch.clusters);
+  const bool possible = found != tiles.end() && has_kernel((*found)->family, (*found)->tokens, q);
+  STD_TORCH_CHECK(possible, "batch-invariant products need a kernel for the weight on the device (",
+                  launch.capability / 10, ".", launch.capability % 10,
+                  "), which codebooks, zeros and scales of float32 may lack; "
+                  "LOWBIT_BATCH_INVARIANT=0 allows others");
   for (int64_t done = 0; done < whole.x.m; done += (*found)->tokens)
     STD_TORCH_CHECK(!refused((*found)->run(rows_of(whole, done, (*found)->tokens), launch), (*found)->name),
                     (*found)->name, " can't hold a batch-invariant product with N ", whole.w.n, ", K ", whole.w.k);
@@ -143,13 +146,9 @@ Ran run_tiles(MatmulArgs& args, int weight, int act, const Launch& launch, const
   if (!forced && invariant.load(std::memory_order_relaxed)) {
     STD_TORCH_CHECK(args.x.type != FloatType::kFloat32,
                     "batch-invariant products on CUDA need x in float16 or bfloat16, got float32");
-    STD_TORCH_CHECK(!args.w.codebook,
-                    "batch-invariant products on CUDA take no weight with a codebook yet, "
-                    "LOWBIT_BATCH_INVARIANT=0 allows them");
     if (!aligned(args.x)) copy = align_rows(args.x, args.w.k, launch.device, x);
     return {run_invariant(args, weight, act, launch), "batch-invariant"};
   }
-  if (!forced && (args.w.scale_type == ScaleType::kFloat32 || args.w.codebook)) return {nullptr, "expanded"};
 
   if (!aligned(args.x)) copy = align_rows(args.x, args.w.k, launch.device, x);
   if (!forced) {
@@ -158,9 +157,10 @@ Ran run_tiles(MatmulArgs& args, int weight, int act, const Launch& launch, const
     const ProductRow* row = run_tile_in_parts(args, weight, act, launch);
     return {row, row ? "parts" : "expanded"};
   }
-  STD_TORCH_CHECK(!refused(forced->run(args, launch), forced->name), forced->name,
-                  " was forced and can't hold a product with M ", args.x.m, ", N ", args.w.n, ", K ", args.w.k,
-                  " on this device: x of family decode must fit into shared memory, scales must have 16 bits");
+  STD_TORCH_CHECK(
+      !refused(forced->run(args, launch), forced->name), forced->name, " was forced and can't hold a product with M ",
+      args.x.m, ", N ", args.w.n, ", K ", args.w.k,
+      " on this device: x of family decode must fit into shared memory, most kernels take scales of 16 bits");
   return {forced, thread ? "tried" : "forced"};
 }
 

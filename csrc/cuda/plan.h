@@ -28,10 +28,12 @@ struct Question {
   int64_t m, n, k;
   int bits;
   bool is_float;
+  bool codebook;
   bool bf16_x;
   int64_t group_size;  // -1: the whole row
   ZeroKind zero_kind;
   bool whole_zeros;
+  bool fp32_scales;
   int capability;
   const int* clusters;
 
@@ -41,10 +43,16 @@ struct Question {
 };
 
 // Whether a tile has a kernel for the weight: decode none for floats with zeros, decode and tiles of gemm_sm90 that are
-// no powers of two (48, 96, 160...) none for fine groups and for zeros other than whole ones.
+// no powers of two (48, 96, 160...) none for fine groups and for zeros other than whole ones. Codebooks without zeros,
+// and scales of fp32, are for gemm_sm90 alone, the latter as Stage::kFloatScales says (gemm_sm90/shape.cuh).
 constexpr bool has_kernel(Family family, int tokens, const Question& q) {
-  if (family == Family::kDecode) return !q.fine() && (!q.is_float || q.zero_kind == ZeroKind::kNone);
-  return family != Family::kGemmSm90 || (tokens & (tokens - 1)) == 0 || !(q.fine() || q.any_zeros());
+  const bool only_sm90 = q.codebook || q.fp32_scales, scales_values = q.fine() || q.any_zeros();
+  if (family == Family::kDecode) return !only_sm90 && !q.fine() && (!q.is_float || q.zero_kind == ZeroKind::kNone);
+  if (family == Family::kGemmSm80) return !only_sm90;
+  if (q.codebook && q.zero_kind != ZeroKind::kNone) return false;
+  if (q.fp32_scales && q.group_size == 16) return false;
+  if (q.fp32_scales && tokens > 16 && !q.codebook && (scales_values || (!q.is_float && q.bits < 5))) return false;
+  return (tokens & (tokens - 1)) == 0 || !scales_values;
 }
 
 // Whether a tile of more than 16 tokens would round weights of a product of few rows. Up to 16 rows no product does.

@@ -20,12 +20,14 @@ struct Form {
   static constexpr ZeroForm kZeroForm = Zeros;
 };
 
-// Calls run(Form) for the one that serves `w`. Whole: the kernels tell whole zeros apart, with groups of 128 and more;
-// all others they take as with fine groups. Why, and why floats with zeros have one form for all groups: hardly anyone
-// has such weights, and a form is a quarter of the time that a unit takes to compile.
+// Whether groups of a weight are shorter than 128 k.
+inline bool is_fine(const Weight& w) { return w.group_size > 0 && w.group_size < layout::kStepK; }
+
+// Calls run(Form) for the one that serves `w`, or any weight if `fine`. Whole: the kernels tell whole zeros apart, with
+// groups of 128 and more; all others they take as with fine groups. Why, and why floats with zeros have one form for
+// all groups: hardly anyone has such weights, and a form is a quarter of the time that a unit takes to compile.
 template <bool Float, bool Whole, class Run>
-inline int with_form(const Weight& w, const Run& run) {
-  const bool fine = w.group_size > 0 && w.group_size < layout::kStepK;
+inline int with_form(const Weight& w, bool fine, const Run& run) {
   if (w.zero_kind == ZeroKind::kNone)
     return fine ? run(Form<true, ZeroForm::kNone>{}) : run(Form<false, ZeroForm::kNone>{});
   if constexpr (Float) {

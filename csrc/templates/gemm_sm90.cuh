@@ -81,11 +81,16 @@ __global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_co
 
     // ---- weights: they do not depend on the kernel before
     const Parts parts(p.deal, blockIdx.x);
-    const Worker worker(p, base, warp, lane);
     const Producer<Weight, Tile, Form> producer(p, blockIdx.x, parts, base);
     if (helper == 0) {
       if (ptx::elect_one()) producer.start();
     }
+    if constexpr (Weight::kCodebook) {
+      CodebookTable<Weight::kBits, Act>::make(base + Map::kTable, p.codebook, warp, Tile::kThreads / 32, lane);
+      __syncthreads();
+    }
+    // Why only here: it may read the unit of the table.
+    const Worker worker(p, base, warp, lane);
 
     // ---- everything else
     ptx::wait_for_previous_kernel();
@@ -153,11 +158,17 @@ inline int launch_kernels(const Kernels& kernels, const Traits& traits, const Ma
 template <class Weight, class Act, class Tile>
 inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   const bool fits = Tile::kWgmma ? launch.capability == 90 : launch.capability >= 90 && launch.capability < 120;
-  if (!fits || args.x.m < 1 || args.w.scale_type == ScaleType::kFloat32) return cudaErrorInvalidValue;
+  if (!fits || args.x.m < 1) return cudaErrorInvalidValue;
+  if (Weight::kCodebook && args.w.zero_kind != ZeroKind::kNone) return cudaErrorInvalidValue;
+  const bool fp32_scales = args.w.scale_type == ScaleType::kFloat32;
+  if (fp32_scales && args.w.group_size == 16) return cudaErrorInvalidValue;
   if (!Tile::kWgmma && args.x.m > Tile::kTokens) return cudaErrorInvalidValue;
-  return with_form<Weight::kFloat, Tile::kWgmma>(args.w, [&](auto form) -> int {
+  // Why: up to 16 tokens only stages with room for fine groups have room for scales of fp32.
+  const bool fine = is_fine(args.w) || (fp32_scales && !Tile::kWgmma);
+  return with_form<Weight::kFloat, Tile::kWgmma>(args.w, fine, [&](auto form) -> int {
     using Form = decltype(form);
-    if constexpr (Tile::kAll || !Form::kFine) {
+    if (fp32_scales && !Stage<Weight, Tile, Form>::kFloatScales) return cudaErrorInvalidValue;
+    if constexpr ((Tile::kAll || !Form::kFine) && !(Weight::kCodebook && Form::kZeros)) {
       static Prepared prepared;
       return launch_kernels(kernels<Weight, Act, Tile, Form>(), kTraits<Weight, Tile, Form>, args, launch, affine,
                             prepared);

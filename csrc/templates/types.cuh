@@ -18,6 +18,7 @@ struct Int {
 template <int Bits>
 struct Codebook {
   static constexpr int kBits = Bits;
+  static constexpr bool kFloat = true;  // it means values, not steps from an offset
   static constexpr bool kCodebook = true;
 };
 

@@ -18,7 +18,7 @@ from .selftest import random_weight, why_wrong
 _N, _K = 203, 1099
 _TOKENS = 128  # of the largest tile
 # Kernels that round the values of a weight to x's type, and with x in bfloat16 scales and zeros too: the tokens of the
-# smallest tile of them, by family.
+# smallest tile of them, by family. Those of a codebook are rounded by all.
 _ROUNDING = {"gemm_sm80": 16, "gemm_sm90": 32}
 _ROUNDED = 2  # how many times the error of others is theirs at most
 
@@ -85,6 +85,8 @@ def _cases(weight: str, act: str) -> Iterator[_Case]:
     tried = [(32, kinds[0], torch.float16), (128, kinds[1], torch.bfloat16)]
     if wtype.kind == "uint":
         tried.append((128, "whole", torch.float16))
+    if wtype.kind == "codebook":
+        tried.append((64, "none", torch.float32))
     for group_size, kind, scale_type in tried:
         qt = random_weight(wtype, (_N, _K), group_size, kind, scale_type, generator)
         x = torch.randn(_TOKENS, _K, generator=generator).to(getattr(torch, act))
@@ -94,7 +96,8 @@ def _cases(weight: str, act: str) -> Iterator[_Case]:
 
 
 def _product(row: dict, cases: list[_Case]) -> str | None:
-    times, tried = _ROUNDED if row["tokens"] >= _ROUNDING.get(row["family"], _TOKENS + 1) else 1, 0
+    rounds = row["tokens"] >= _ROUNDING.get(row["family"], _TOKENS + 1) or row["weight"].startswith("codebook")
+    times, tried = _ROUNDED if rounds else 1, 0
     with extension.force_cuda_kernel(row["name"]):
         for case in cases:
             if not _serves(row, case.pw):
@@ -117,8 +120,10 @@ def _product(row: dict, cases: list[_Case]) -> str | None:
 
 def _serves(row: dict, pw: PackedWeight) -> bool:
     """Whether a family has this kernel for a weight: those that take no fine groups take no zeros in gemm_sm90, but
-    whole ones.
+    whole ones; with codebooks none.
     """
+    if row["weight"].startswith("codebook"):
+        return pw.zero_kind == "none"
     if row.get("fine", True):
         return True
     zeros = row["family"] == "gemm_sm90" and pw.zero_kind != "none" and pw.numbers[-1] != WHOLE_ZEROS

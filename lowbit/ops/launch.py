@@ -33,8 +33,9 @@ def matmul(
     memory. bias: ``[N]`` of any of these types, added in fp32. act: None, or "int8" to quantize x per row to int8
     (scale amax/127, round half to even; on the CPU alone). out: ``[..., N]`` of x's type, written and returned; it may
     not overlap x. Returns ``[..., N]``. Gradients reach x and bias (with act="int8" straight through); under autocast x
-    is cast as for a linear. On CUDA, fp16 and bf16 run lowbit's own kernels; with fp32 x or scales, or a codebook, the
-    weight is expanded in pieces for torch's product, which follows torch's settings (TF32, reduced-precision sums).
+    is cast as for a linear. On CUDA, fp16 and bf16 run lowbit's own kernels; with fp32 x, some fp32
+    scales and most codebooks (docs/formats.md) the weight is expanded in pieces for torch's product, which follows
+    torch's settings (TF32, reduced-precision sums).
 
     Raises DtypeError, ShapeError, DeviceError, or SchemeError for an act that does not exist here.
     """

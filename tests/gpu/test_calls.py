@@ -65,12 +65,24 @@ def test_what_is_not_finite_in_x_is_not_finite_in_y(value):
 
 
 @pytest.mark.parametrize("act", FLOATS[:2], ids=str)
-@pytest.mark.parametrize("m", [1, 16, 100])
-def test_scales_of_float32_go_to_the_expanded_weight(act, m):
-    weight = oracle.make("uint5", (200, 520), 64, "zero", "float32")
-    x = oracle.normal(m, 520, dtype=act)
+@pytest.mark.parametrize(
+    ("dtype", "group_size", "kind", "m", "family"),
+    [
+        ("uint5", 64, "zero", 100, "dequant"), ("int4", 16, "none", 1, "dequant"), ("int3", 128, "none", 17, "dequant"),
+        ("uint5", 64, "zero", 1, "gemm_sm90"), ("int4", 32, "none", 16, "gemm_sm90"),
+        ("int2", -1, "min", 3, "gemm_sm90"), ("int8", -1, "none", 100, "gemm_sm90"),
+        ("uint8", 128, "whole", 300, "gemm_sm90"),
+        ("float8_e4m3", 128, "none", 1, "gemm_sm90"), ("float8_e4m3", 128, "none", 40, "gemm_sm90"),
+        ("float4_e2m1", 256, "none", 1000, "gemm_sm90"), ("float6_e2m3", 32, "none", 8, "gemm_sm90"),
+    ],
+)  # fmt: skip
+def test_scales_of_float32_are_read_or_go_to_the_expanded_weight(act, dtype, group_size, kind, m, family):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("gemm_sm90 is for compute capability 9.0")
+    weight = oracle.make(dtype, (200, 1032), group_size, kind, "float32")
+    x = oracle.normal(m, 1032, dtype=act)
     launched = kernels_launched(lambda: lowbit.matmul(x, weight.pw))
-    assert "dequant" in launched[0] and len(launched) > 1, launched
+    assert family in launched[0], launched
     assert_right(x, weight, bias_for(200, m))
 
 

@@ -48,8 +48,9 @@ def assert_product(y, x, qt, bias=None):
     found, bound = wide @ weight.T, wide.abs() @ size.T
     if bias is not None:
         found, bound = found + bias.double(), bound + bias.double().abs()
-    # Rows of the weight are rounded to x's type for torch's product.
-    reason = oracle.wrong(y, found, bound, torch.finfo(x.dtype).eps / 2 + oracle.SHARE, together=False)
+    # The weight is rounded to x's type for torch's product; the kernels round values, scales and their product.
+    share = (3 if qt.dtype.bits == 4 else 1) * torch.finfo(x.dtype).eps / 2 + oracle.SHARE
+    reason = oracle.wrong(y, found, bound, share, together=False)
     assert reason is None, f"{reason}; x {tuple(x.shape)} {x.dtype}, {qt}"
 
 
@@ -112,14 +113,78 @@ def test_product_of_any_number_of_rows(bits, kind, dtype, perm):
             assert_product(y, x, qt, bias)
 
 
+@pytest.mark.parametrize(("bits", "kind"), [(3, "none"), (4, "min"), (5, "none")])
 @pytest.mark.parametrize("m", [1, 8, 300])
-def test_products_expand_the_weight(m):
+def test_products_without_a_kernel_expand_the_weight(m, bits, kind):
     """Not a kernel of the uint type, which would take the codes for values."""
-    skip_unbuilt(BOOKS[3], torch.float16)
-    pw, x = lowbit.pack_weight(make(), "cuda"), oracle.normal(m, 520, dtype=torch.float16)
+    skip_unbuilt(BOOKS[bits - 1], torch.float16)
+    pw, x = lowbit.pack_weight(make(bits, kind=kind), "cuda"), oracle.normal(m, 520, dtype=torch.float16)
     launched = kernels_launched(lambda: lowbit.matmul(x, pw))
     assert any("dequant::expand_rows" in name and "Codebook" in name for name in launched), launched
     assert not any(family in name for name in launched for family in ("lowbit::decode", "lowbit::gemm_sm")), launched
+
+
+needs_wgmma = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="needs compute capability 9.0"
+)
+
+
+@needs_wgmma
+@pytest.mark.parametrize("dtype", FLOATS[1:], ids=str)
+@pytest.mark.parametrize("m", [1, 9, 16, 40, 64, 100, 300, 1030])
+def test_products_of_four_bits_run_one_kernel(m, dtype):
+    skip_unbuilt(BOOKS[3], dtype)
+    pw, x = lowbit.pack_weight(make(scale_type=torch.float32), "cuda"), oracle.normal(m, 520, dtype=dtype)
+    launched = kernels_launched(lambda: lowbit.matmul(x, pw))
+    assert any("gemm_sm90::multiply" in name and "Codebook" in name for name in launched), launched
+    assert not any("dequant" in name for name in launched), launched
+
+
+@needs_wgmma
+@pytest.mark.parametrize("dtype", FLOATS[1:], ids=str)
+@pytest.mark.parametrize("tile", [8, 16, 32, 64, 128, 256])
+def test_sanitizer_every_tile_is_right(tile, dtype):
+    """Every group size and type of scales, ragged N and K, tables whose largest value is tiny, negative or huge."""
+    act = "a16" if dtype == torch.float16 else "ab16"
+    for i, group_size in enumerate((16, 32, 64, 128, 256, -1)):
+        for scale_type in SCALES:
+            if scale_type == torch.float32 and group_size == 16:
+                continue
+            qt = make(4, (200, 1032), group_size, scale_type=scale_type, seed=i)
+            factor = (1.0, -1e-3, 2.0**-20, 2.0**10)[i % 4] if scale_type == torch.float32 else (1.0, -0.1, 8.0)[i % 3]
+            qt.codebook.mul_(factor)
+            if scale_type == torch.float32:
+                qt.scales.div_(factor)
+            pw = lowbit.pack_weight(qt, "cuda")
+            for m in {1, tile - 1, tile, 2 * tile + 3} if tile > 16 else {1, tile - 1, tile}:
+                x, bias = oracle.normal(m, 1032, dtype=dtype, seed=m), oracle.normal(200, dtype=dtype)
+                with extension.force_cuda_kernel(f"wc4{act}_gemm_sm90_n{tile}"):
+                    y = lowbit.matmul(x, pw, bias)
+                assert_product(y, x, qt, bias)
+
+
+@needs_wgmma
+@pytest.mark.parametrize("dtype", FLOATS[1:], ids=str)
+def test_error_of_nf4_is_what_the_readme_promises(dtype):
+    skip_unbuilt(BOOKS[3], dtype)
+    nf4 = torch.distributions.Normal(0.0, 1.0).icdf(torch.linspace(0.03, 0.97, 16)).sort().values
+    qt = make(4, (512, 4096), 64, scale_type=torch.float32)
+    qt.codebook.copy_(nf4 / nf4.abs().max())
+    qt.scales.copy_(torch.rand(qt.scales.shape, generator=torch.Generator().manual_seed(1)) * 0.05 + 0.01)
+    pw, (weight, _) = lowbit.pack_weight(qt, "cuda"), exact(qt)
+    for m in (1, 8, 16, 32, 64, 128, 256, 2048):
+        x = oracle.normal(m, 4096, dtype=dtype, seed=m)
+        found, expected = lowbit.matmul(x, pw).double(), x.double() @ weight.T
+        error = float((found - expected).norm() / expected.norm())
+        assert error <= (5e-4 if dtype == torch.float16 else 4e-3), f"M={m}: {error:.2e}"
+
+
+def test_a_table_of_zeros_gives_zeros():
+    qt = make(4)
+    qt.codebook.zero_()
+    pw, x = lowbit.pack_weight(qt, "cuda"), oracle.normal(20, 520, dtype=torch.float16)
+    for m in (1, 20):
+        assert not lowbit.matmul(x[:m], pw).any()
 
 
 def test_scratch_is_bounded():
@@ -171,13 +236,22 @@ def test_compiled_code_and_graphs_keep_it():
     assert torch.equal(y, layer(x))
 
 
-def test_batch_invariant_mode_refuses_it_by_name():
-    skip_unbuilt(BOOKS[3], torch.float16)
-    qt = make()
+def test_batch_invariant_mode_refuses_what_has_no_kernel():
+    skip_unbuilt(BOOKS[2], torch.float16)
+    qt = make(3)
     pw, x = lowbit.pack_weight(qt, "cuda"), oracle.normal(3, 520, dtype=torch.float16)
-    with extension.batch_invariant(), pytest.raises(RuntimeError, match="codebook yet, LOWBIT_BATCH_INVARIANT=0"):
+    with extension.batch_invariant(), pytest.raises(RuntimeError, match="codebooks.*LOWBIT_BATCH_INVARIANT=0"):
         lowbit.matmul(x, pw)
     assert_product(lowbit.matmul(x, pw), x, qt)  # the block has ended
+
+
+@needs_wgmma
+def test_batch_invariant_products_of_four_bits():
+    pw, x = lowbit.pack_weight(make(), "cuda"), oracle.normal(150, 520, dtype=torch.float16)
+    with extension.batch_invariant():
+        whole = lowbit.matmul(x, pw)
+        for rows in (slice(0, 1), slice(7, 30), slice(60, 150)):
+            assert torch.equal(lowbit.matmul(x[rows], pw), whole[rows])
 
 
 def test_opcheck_of_every_op():

@@ -9,7 +9,18 @@ from lowbit.dtypes import weight_type
 from lowbit.errors import SchemeError
 
 from . import oracle
-from .kernels import family, forced, is_wide, kernels_launched, may_refuse, needs_kernels, product_by, ran, tokens
+from .kernels import (
+    family,
+    forced,
+    is_wide,
+    kernels_launched,
+    may_refuse,
+    needs_kernels,
+    product_by,
+    ran,
+    serves,
+    tokens,
+)
 from .plan import LONG, WAYS
 from .products import (
     BY_TILE,
@@ -168,7 +179,10 @@ def test_forced_kernel_that_cannot_hold_a_product_says_so(kind):
         pytest.skip("this build has no such kernel for int4")
     said = f"{rows[0]['name']} was forced and can't hold a product with M 1, N 50, K 520"
     with forced(rows[0]["name"]):
-        for refused in [wide] + ([weight] if may_refuse(rows[0]["name"], 1, 520) else []):
+        right = [case for case in (weight, wide) if serves(rows[0]["name"], case.pw)]
+        for refused in (
+            (weight, wide) if may_refuse(rows[0]["name"], 1, 520) else (w for w in (weight, wide) if w not in right)
+        ):
             with pytest.raises(RuntimeError, match=said):
                 lowbit.matmul(x, refused.pw)
     for right in (weight, wide):

@@ -50,6 +50,14 @@ PYBIND11_MODULE(deal_math, m) {
     q.capability = capability, q.clusters = clusters.data();
     return lowbit::cuda::tile_us(static_cast<lowbit::cuda::Family>(family), tokens, q);
   });
+  m.def("has_kernel", [](int family, int tokens, int bits, bool is_float, bool codebook, int64_t group_size, int kind,
+                         bool fp32_scales) {
+    lowbit::cuda::Question q{};
+    q.bits = bits, q.is_float = is_float, q.codebook = codebook, q.group_size = group_size;
+    q.whole_zeros = kind == 3, q.fp32_scales = fp32_scales;
+    q.zero_kind = q.whole_zeros ? lowbit::ZeroKind::kZero : static_cast<lowbit::ZeroKind>(kind);
+    return lowbit::cuda::has_kernel(static_cast<lowbit::cuda::Family>(family), tokens, q);
+  });
   m.attr("kLast") = lowbit::cuda::kLast;
   m.attr("kNever") = lowbit::cuda::kNever;
   m.def("is_for", [](int family, int tokens, int capability) {

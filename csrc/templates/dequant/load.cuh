@@ -27,15 +27,38 @@ __device__ __forceinline__ float2 unpack_pair(uint32_t pair, bool bf16) {
   return {bf16 ? __uint_as_float(pair << 16) : half.x, bf16 ? __uint_as_float(pair & 0xFFFF0000u) : half.y};
 }
 
+// Scales or zeros of this lane's rows of a group of a row tile, which begins at `from`; Stage::kFloatScales: whether
+// they may be of fp32.
+template <class Stage, class Problem>
+__device__ __forceinline__ float2 load_pair(const Problem& p, uint32_t from, int lane) {
+  if constexpr (Stage::kFloatScales) {
+    const uint2 words = ptx::load_one_or_two(from + lane / 4 * (p.fp32_scales ? 8 : 4), p.fp32_scales);
+    const float2 small = unpack_pair(words.x, p.bf16_scales);
+    return {p.fp32_scales ? __uint_as_float(words.x) : small.x, p.fp32_scales ? __uint_as_float(words.y) : small.y};
+  } else {
+    return unpack_pair(ptx::load_shared(from + lane / 4 * 4), p.bf16_scales);
+  }
+}
+
+// Bytes of a group of a row tile.
+template <class Stage, class Problem>
+__device__ __forceinline__ int group_bytes(const Problem& p) {
+  if constexpr (Stage::kFloatScales) {
+    return p.group_bytes;
+  } else {
+    return 32;
+  }
+}
+
 // A ScaledDecoder's numbers for group `group` of a stage, of this lane's rows of a row tile. Codes of the stage begin
-// at `codes`, then come scales [row tile][p.stage_groups][32 bytes], then zeros.
+// at `codes`, then come scales [row tile][p.stage_groups][group_bytes], then zeros.
 template <class Stage, class Problem, class Decoder>
 __device__ __forceinline__ typename Decoder::Group load_group(const Problem& p, const Decoder& decoder, uint32_t codes,
                                                               int tile, int group, int lane) {
-  const uint32_t from = codes + Stage::kCodes + (tile * p.stage_groups + group) * 32 + lane / 4 * 4;
-  const float2 scales = unpack_pair(ptx::load_shared(from), p.bf16_scales);
+  const uint32_t from = codes + Stage::kCodes + (tile * p.stage_groups + group) * group_bytes<Stage>(p);
+  const float2 scales = load_pair<Stage>(p, from, lane);
   float2 zeros = {};
-  if constexpr (Stage::kZeros) zeros = unpack_pair(ptx::load_shared(from + Stage::kScales), p.bf16_scales);
+  if constexpr (Stage::kZeros) zeros = load_pair<Stage>(p, from + Stage::kScales, lane);
   return decoder.group(scales, zeros, p.zero_kind == ZeroKind::kMin);
 }
 

@@ -195,6 +195,8 @@ struct ScaledDecoder {
   // zero_base = offset / step of struct Affine.
   __device__ ScaledDecoder(float affine_step, float zero_base)
       : numbers(zero_base), step(affine_step), base(zero_base) {}
+  // Of a codebook, whose table lies in shared memory.
+  __device__ ScaledDecoder(uint32_t table, int lane) : numbers(table, lane), step(numbers.unit()), base(0.0f) {}
 
   // A power of two: what sums of exact values are to be multiplied by.
   __device__ __forceinline__ float factor() const { return step * Numbers::kFactor; }
@@ -218,10 +220,11 @@ struct ScaledDecoder {
   }
 
   __device__ __forceinline__ void fragment(const Words& from, int f, const Group& group, uint32_t (&a)[4]) const {
-    Numbers::fragment(from, f, group.last, a);
+    numbers.fragment(from, f, group.last, a);
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int h = r % 2;
+      if constexpr (Exact && Weight::kCodebook) a[r] = pairs::multiply<Act>(a[r], group.last.factor[h]);
       if constexpr (kAny) {
         a[r] = pairs::multiply_add<Act>(pairs::add<Act>(a[r], group.before[h]), group.scale[h], group.after[h]);
       } else if constexpr (!Exact) {

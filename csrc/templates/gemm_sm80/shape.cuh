@@ -45,7 +45,7 @@ struct Tile {
 template <class Weight, class Tile, bool Fine, bool Zeros>
 struct Stage {
   static constexpr int kBits = Weight::kBits;
-  static constexpr bool kFine = Fine, kZeros = Zeros;
+  static constexpr bool kFine = Fine, kZeros = Zeros, kFloatScales = false;
   static constexpr int kXBox = Tile::kTokens * 128;  // bytes of 64 k
   static constexpr int kX = 2 * kXBox;
   static constexpr int kCodes = Tile::kRowTiles * 256 * kBits;

@@ -19,7 +19,7 @@ template <class Stage, class Tile>
 __device__ __forceinline__ void ask_for_rows(const Problem& p, int stage, int tile, uint32_t to, uint32_t barrier,
                                              int bytes_beside, uint64_t policy) {
   const int step = stage * Stage::kSteps;
-  const uint32_t groups_bytes = p.stage_groups * 32 * Tile::kRowTiles;
+  const uint32_t groups_bytes = p.stage_groups * p.group_bytes * Tile::kRowTiles;
   ptx::barrier_expect(barrier, bytes_beside + Stage::kCodes + groups_bytes * (Stage::kZeros ? 2 : 1));
 #pragma unroll
   for (int width = 8; width >= 1; width /= 2) {
@@ -28,8 +28,9 @@ __device__ __forceinline__ void ask_for_rows(const Problem& p, int stage, int ti
     to += Tile::kRowTiles * Stage::kSteps * 256 * width;
   }
   const int group = Stage::kFine ? step * 8 >> p.group_fragments : step >> p.group_steps;
-  ptx::copy_box(to, p.scales, group * 4, tile, barrier, policy);
-  if (Stage::kZeros) ptx::copy_box(to + Stage::kScales, p.zeros, group * 4, tile, barrier, policy);
+  const int word = group * (Stage::kFloatScales ? p.group_bytes / 8 : 4);
+  ptx::copy_box(to, p.scales, word, tile, barrier, policy);
+  if (Stage::kZeros) ptx::copy_box(to + Stage::kScales, p.zeros, word, tile, barrier, policy);
 }
 
 // One thread asks for all stages of a block, one after the other.

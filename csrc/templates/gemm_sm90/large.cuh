@@ -4,7 +4,7 @@
 // In a block two warpgroups multiply 64 rows each by wgmma, in turns; one thread brings codes and scales, 128 k
 // at a time, and x, 64 k at a time, to two rings: a place of x is free again as soon as its products are done.
 #pragma once
-#include "../dequant/scaled.cuh"
+#include "../dequant/codebook.cuh"
 #include "../ptx/async.cuh"
 #include "../ptx/cluster.cuh"
 #include "../ptx/tma.cuh"
@@ -28,11 +28,13 @@ struct LargeMap {
   static_assert(Stage::kSteps == 1);
   static constexpr int kXBytes = Stage::kXBox;  // 64 k
   static constexpr int kWBytes = (Stage::kCodes + Stage::kScales * (Stage::kZeros ? 2 : 1) + 127) / 128 * 128;
-  static constexpr int kWDepth = 3, kXDepth = (kSharedAlone - 2048 - kWDepth * kWBytes - Lines::kBytes) / kXBytes;
+  static constexpr int kWDepth = 3,
+                       kXDepth = (kSharedAlone - 2048 - kWDepth * kWBytes - Lines::kBytes - Stage::kTable) / kXBytes;
   static constexpr int kW = kXDepth * kXBytes, kLines = kW + kWDepth * kWBytes;
   static constexpr int kWFull = kLines + Lines::kBytes, kWEmpty = kWFull + 8 * kWDepth;
   static constexpr int kXFull = kWEmpty + 8 * kWDepth, kXEmpty = kXFull + 8 * kXDepth;
-  static_assert(kXDepth >= 4 && kXEmpty + 8 * kXDepth + 1024 <= kSharedAlone);
+  static constexpr int kTable = (kXEmpty + 8 * kXDepth + 127) / 128 * 128;  // of a codebook
+  static_assert(kXDepth >= 4 && kTable + Stage::kTable + 1024 <= kSharedAlone);
 };
 
 template <class Weight, class Act, class Tile, class Form>
@@ -114,9 +116,17 @@ struct Large {
       ptx::wait_arrivals(base + Map::kXEmpty + 8 * x.index, all ? x.parity ^ 1 : 0);
   }
 
+  __device__ __forceinline__ Decoder make(int lane) const {
+    if constexpr (Weight::kCodebook) {
+      return Decoder(base + Map::kTable, lane);
+    } else {
+      return Decoder(p.step, p.zero_base);
+    }
+  }
+
   // ---- warpgroups multiply -----------------------------------------------------------------------------------------
   __device__ __forceinline__ void run(int warp, int lane) const {
-    const Decoder decoder(p.step, p.zero_base);
+    const Decoder decoder = make(lane);
     const Turns turns(warp);
     turns.begin();
     Place<Map::kWDepth> w;
@@ -236,6 +246,10 @@ __global__ void __launch_bounds__(kLargeThreads, 1) multiply_large(const __grid_
   // ---- weights: they do not depend on the kernel before
   if (warp == Tile::kWarps) {
     if (ptx::elect_one()) work.start();
+  }
+  if constexpr (Weight::kCodebook) {
+    CodebookTable<Weight::kBits, Act>::make(base + Map::kTable, p.codebook, warp, kLargeThreads / 32, lane);
+    __syncthreads();
   }
 
   // ---- everything else

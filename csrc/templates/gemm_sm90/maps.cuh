@@ -70,7 +70,11 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
     good &=
         describe(launch, p.codes[planes::plane_index(traits.bits, width)], kWords, CU_TENSOR_MAP_SWIZZLE_NONE, plane);
   }
-  Plane scales{args.w.scales, groups * 4, tiles, groups * 32, static_cast<uint32_t>(p.stage_groups * 4), box_tiles};
+  p.fp32_scales = args.w.scale_type == ScaleType::kFloat32, p.group_bytes = p.fp32_scales ? 64 : 32;
+  const uint64_t words = p.group_bytes / 8;
+  Plane scales{
+      args.w.scales, groups * words, tiles, groups * p.group_bytes, static_cast<uint32_t>(p.stage_groups * words),
+      box_tiles};
   good &= describe(launch, p.scales, kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
   scales.data = args.w.zeros;
   if (traits.zeros) good &= describe(launch, p.zeros, kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
@@ -99,7 +103,7 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   p.zero_base = traits.is_float ? 0.0f : affine.offset / affine.step;
   p.zero_factor = 1.0f / p.step;
   p.bf16_scales = args.w.scale_type == ScaleType::kBFloat16;
-  p.zero_kind = args.w.zero_kind;
+  p.zero_kind = args.w.zero_kind, p.codebook = args.w.codebook;
   return good;
 }
 

@@ -1,5 +1,6 @@
 // What a warp does with its 16 rows of a stage and up to 16 tokens: mma.sync on codes, scales on sums of a group.
 #pragma once
+#include "../dequant/codebook.cuh"
 #include "../dequant/float.cuh"
 #include "../dequant/int.cuh"
 #include "../ptx/async.cuh"
@@ -29,8 +30,16 @@ struct Narrow {
   const Decoder decoder;
   uint32_t own[4];  // where this lane reads x of a box: 16 bytes of a token, swizzled
 
+  static __device__ __forceinline__ Decoder make(const Problem& p, uint32_t base, int lane) {
+    if constexpr (Weight::kCodebook) {
+      return Decoder(base + Map::kTable, lane);
+    } else {
+      return Decoder(p.zero_base);
+    }
+  }
+
   __device__ Narrow(const Problem& problem, uint32_t shared, int own_warp, int own_lane)
-      : p(problem), base(shared), warp(own_warp), lane(own_lane), decoder(problem.zero_base) {
+      : p(problem), base(shared), warp(own_warp), lane(own_lane), decoder(make(problem, shared, own_lane)) {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       own[i] = kColumns == 1 ? lane % 8 * 128 + ((4 * i + lane / 8) % 8 ^ lane % 8) * 16
@@ -58,23 +67,22 @@ struct Narrow {
     ptx::load_shared(sums + (step * Tile::kTokens + column * 8 + lane % 4 * 2) * 4, sum);
   }
 
-  // The words of scales and zeros of this lane's rows; `group`: of a stage.
-  struct GroupWords {
-    uint32_t scales, zeros;
+  // Scales and zeros of this lane's rows; `group`: of a stage.
+  struct Group {
+    float2 scales, zeros;
   };
-  __device__ __forceinline__ GroupWords load_group(uint32_t codes, int group) const {
-    const uint32_t from = codes + Stage::kCodes + (warp * p.stage_groups + group) * 32 + lane / 4 * 4;
-    return {ptx::load_shared(from), kZeros ? ptx::load_shared(from + Stage::kScales) : 0};
+  __device__ __forceinline__ Group load_group(uint32_t codes, int group) const {
+    const uint32_t from = codes + Stage::kCodes + (warp * p.stage_groups + group) * group_bytes<Stage>(p);
+    return {load_pair<Stage>(p, from, lane), kZeros ? load_pair<Stage>(p, from + Stage::kScales, lane) : float2{}};
   }
 
   // total += scale * (sum - zero * x_sum)
-  __device__ __forceinline__ void apply(const Sum& sum, const float (&x_sum)[kColumns][2], const GroupWords& group,
+  __device__ __forceinline__ void apply(const Sum& sum, const float (&x_sum)[kColumns][2], const Group& group,
                                         Sum& total) const {
-    const float2 pair = unpack_pair(group.scales, p.bf16_scales);
-    const float scale[2] = {pair.x, pair.y};
+    const float scale[2] = {group.scales.x, group.scales.y};
     float zero[2] = {}, shift[2] = {};
     if constexpr (kZeros) {
-      const float2 stored = unpack_pair(group.zeros, p.bf16_scales);
+      const float2 stored = group.zeros;
       const bool is_min = p.zero_kind == ZeroKind::kMin;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -109,7 +117,7 @@ struct Narrow {
     const uint32_t codes = stage + Stage::kX, x_at = stage + step * 2 * Stage::kXBox;
     Words words;
     load_words<Stage, Tile>(codes, warp, step, lane, words);
-    const GroupWords group = load_group(codes, step >> p.group_steps);
+    const Group group = load_group(codes, step >> p.group_steps);
     float x_sum[kColumns][2] = {};
     if constexpr (kSummed)
 #pragma unroll
@@ -165,6 +173,14 @@ struct Narrow {
     }
   }
 
+  __device__ __forceinline__ float table_unit() const {
+    if constexpr (Weight::kCodebook) {
+      return decoder.unit();
+    } else {
+      return 1.0f;
+    }
+  }
+
   __device__ __forceinline__ void run(const Parts& parts) const {
     Place<Map::kDepth> place;
 #pragma unroll 1
@@ -187,7 +203,10 @@ struct Narrow {
         __syncwarp();
         if (lane == 0) ptx::arrive(base + Map::kEmpty + 8 * place.index);
       }
-      finish_part<Act, Tile>(p, part, blockIdx.x, 0, warp, lane, [&](int column, int i) { return total[column][i]; });
+      const float unit = table_unit();
+      finish_part<Act, Tile>(p, part, blockIdx.x, 0, warp, lane, [&](int column, int i) {
+        return Weight::kCodebook ? total[column][i] * unit : total[column][i];
+      });
     }
   }
 };

@@ -33,6 +33,8 @@ struct Tile {
   static constexpr bool kAll = (Tokens & (Tokens - 1)) == 0;
 };
 
+constexpr int kTableBytes = 32 * 1024 + 128;  // room for the table of a codebook (dequant/codebook.cuh)
+
 // What a block holds of W and x at once: a stage of some steps of 128 k, as the copy engine writes it.
 //
 //   x      [64 k][token][128 bytes], swizzled    codes   plane by plane, [row tile][step][tile of the plane]
@@ -49,22 +51,29 @@ struct Stage {
   static constexpr int kSteps = kMost >= 4 ? 4 : kMost >= 2 ? 2 : 1;
   static constexpr int kX = 2 * kXBox * kSteps;
   static constexpr int kCodes = Tile::kRowTiles * 256 * kBits * kSteps;
-  static constexpr int kScales = Tile::kRowTiles * 32 * kSteps * (kFine ? 8 : 1);                 // room for them
-  static constexpr int kBytes = (kX + kCodes + kScales * (kZeros ? 2 : 1) + 1023) / 1024 * 1024;  // swizzles repeat
+  // Whether scales may be of fp32, groups of 32 and more then. Why not always: stages of few bits would be larger, and
+  // a ring would have fewer. Tiles of wgmma that scale values would lose digits of small scales, but for those of a
+  // codebook, whose largest value is 1 or more.
+  static constexpr bool kFloatScales =
+      Tile::kWgmma ? Weight::kCodebook || (!kFine && (Weight::kFloat || kBits >= 5)) : kFine;
+  static constexpr int kScales = Tile::kRowTiles * 32 * kSteps * (kFine ? 8 : kFloatScales ? 2 : 1);  // room for them
+  static constexpr int kBytes = (kX + kCodes + kScales * (kZeros ? 2 : 1) + 1023) / 1024 * 1024;      // swizzles repeat
   static constexpr int kSums = kSteps * Tile::kTokens * 4;  // of x, 128 k of a token each
+  static constexpr int kTable = Weight::kCodebook ? kTableBytes : 0;
 };
 
 // Where things lie in shared memory, from the first multiple of 1024.
 template <class Stage>
 struct Map {
   static constexpr int kFixed = 2 * 1024;  // barriers, and what lies before the first multiple of 1024
-  static constexpr int kFit = (kSharedAlone - kFixed) / (Stage::kBytes + Stage::kSums);
+  static constexpr int kFit = (kSharedAlone - kFixed - Stage::kTable) / (Stage::kBytes + Stage::kSums);
   static constexpr int kDepth = kFit > 12 ? 12 : kFit;  // stages
   static constexpr int kSums = kDepth * Stage::kBytes;
-  static constexpr int kFull = kSums + kDepth * Stage::kSums;  // barriers: a stage has come
-  static constexpr int kSummed = kFull + 8 * kDepth;           // its sums of x are there
-  static constexpr int kEmpty = kSummed + 8 * kDepth;          // all warps have read it
-  static_assert(kDepth >= 2 && kEmpty + 8 * kDepth + 1024 <= kSharedAlone);
+  static constexpr int kFull = kSums + kDepth * Stage::kSums;             // barriers: a stage has come
+  static constexpr int kSummed = kFull + 8 * kDepth;                      // its sums of x are there
+  static constexpr int kEmpty = kSummed + 8 * kDepth;                     // all warps have read it
+  static constexpr int kTable = (kEmpty + 8 * kDepth + 127) / 128 * 128;  // of a codebook
+  static_assert(kDepth >= 2 && kTable + Stage::kTable + 1024 <= kSharedAlone);
   // Stages of weights asked for before the kernel before has ended. Why not all: x would stand in line behind them.
   static constexpr int kEarly = Stage::kBits <= 2 ? 1 : Stage::kBits <= 4 ? 2 : 3;
   static_assert(kEarly <= kDepth);
@@ -83,15 +92,17 @@ struct Problem {
   int group_steps;      // step >> group_steps is a group, of at least 128
   int group_fragments;  // fragment >> group_fragments is a group
   int stage_groups;     // groups in a stage
+  int group_bytes;      // of a row tile's scales: 32, or 64 of fp32
   float* parts;  // sums of parts of tasks: [worker][first, last][block of the cluster][row tile][column][lane][4]
   void* y;
   const void* bias;
+  const float* codebook;
   int64_t y_stride;       // elements
   bool lines;             // whether y can be written by store_lines (lines.cuh)
   float step, zero_base;  // value = step * (code - zero_base)
   float zero_factor;      // 1 / step
   float factor[2];        // of a finished sum, by row half
-  bool bf16_scales;
+  bool bf16_scales, fp32_scales;
   ZeroKind zero_kind;
   FloatType bias_type;
 };

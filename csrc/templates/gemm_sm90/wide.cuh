@@ -1,6 +1,6 @@
 // What a warp of a warpgroup does with its 16 rows of a stage and 32 to 128 tokens: wgmma on exact or on scaled values.
 #pragma once
-#include "../dequant/scaled.cuh"
+#include "../dequant/codebook.cuh"
 #include "../ptx/async.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
@@ -29,8 +29,16 @@ struct Wide {
   const int warp, lane;
   const Decoder decoder;
 
+  static __device__ __forceinline__ Decoder make(const Problem& p, uint32_t base, int lane) {
+    if constexpr (Weight::kCodebook) {
+      return Decoder(base + Map::kTable, lane);
+    } else {
+      return Decoder(p.step, p.zero_base);
+    }
+  }
+
   __device__ Wide(const Problem& problem, uint32_t shared, int own_warp, int own_lane)
-      : p(problem), base(shared), warp(own_warp), lane(own_lane), decoder(problem.step, problem.zero_base) {}
+      : p(problem), base(shared), warp(own_warp), lane(own_lane), decoder(make(problem, shared, own_lane)) {}
 
   static constexpr float unit(int /*h*/) { return 1.0f; }
 

@@ -163,6 +163,29 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t from) {
   return word;
 }
 
+// The word at `from`, and the one after it if `two`.
+__device__ __forceinline__ uint2 load_one_or_two(uint32_t from, bool two) {
+  uint2 words = {};
+  asm volatile(
+      "{\n"
+      ".reg .pred two;\n"
+      "setp.ne.u32 two, %3, 0;\n"
+      "@two ld.shared.v2.u32 {%0, %1}, [%2];\n"
+      "@!two ld.shared.u32 %0, [%2];\n"
+      "}\n"
+      : "+r"(words.x), "+r"(words.y)
+      : "r"(from), "r"(static_cast<uint32_t>(two))
+      : "memory");
+  return words;
+}
+
+// From what does not change any more: the compiler may move it.
+__device__ __forceinline__ uint32_t look_up(uint32_t from) {
+  uint32_t word;
+  asm("ld.shared.u32 %0, [%1];\n" : "=r"(word) : "r"(from));
+  return word;
+}
+
 __device__ __forceinline__ void load_shared(uint32_t from, uint32_t& a, uint32_t& b) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];\n" : "=r"(a), "=r"(b) : "r"(from) : "memory");
 }
