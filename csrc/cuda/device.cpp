@@ -133,8 +133,12 @@ bool refused(int cuda_error, const char* what) {
 DeviceScope::DeviceScope(int device) {
   int before = -1;
   check(cudaGetDevice(&before), "reading the current device");
-  if (before == device) return;
   STD_TORCH_CHECK(driver().get_context(&context_before_) == 0, "the CUDA driver does not say what context is current");
+  if (before == device) {
+    // Why: a thread that has not used CUDA yet has no context, and the driver then describes no tensors.
+    if (!context_before_) check(cudaSetDevice(device), "making the device of the weight current");
+    return;
+  }
   check(cudaSetDevice(device), "making the device of the weight current");
   changed_ = true;
 }

@@ -1,9 +1,12 @@
 """Risk: a product is wrong for some number of rows, stride, alignment, bias or out, whichever kernel it comes to."""
 
+import threading
+
 import pytest
 import torch
 
 import lowbit
+from lowbit import extension
 from lowbit.autotune.plan import candidates, device_of
 
 from . import oracle
@@ -164,3 +167,25 @@ def test_out_beside_x_in_one_buffer_leaves_the_rest_alone():
     lowbit.matmul(both[:, :520], weight.pw, out=both[:, 528:578])
     assert_right(x, weight, y=both[:, 528:578])
     assert (both[:, 520:528] == 7).all() and (both[:, 578:] == 7).all() and oracle.same_bits(both[:, :520].clone(), x)
+
+
+def test_first_product_of_a_thread_runs_the_kernel_that_others_run():
+    """A thread that never used CUDA has no context: tensors could not be described, and the weight was expanded."""
+    weight, x, found = oracle.make("int4", (200, 1032)), oracle.normal(20, 1032, dtype=torch.float16), []
+    expected = lowbit.matmul(x, weight.pw)
+    name = "w4a16_gemm_sm90_n32" if torch.cuda.get_device_capability() == (9, 0) else "w4a16_gemm_sm80_n32"
+    if all(row["name"] != name for row in product_rows()):
+        pytest.skip(f"this build has no {name}")
+
+    def multiply():
+        try:
+            found.append(lowbit.matmul(x, weight.pw))
+        except Exception as error:
+            found.append(error)
+
+    with extension.force_cuda_kernel(name):
+        thread = threading.Thread(target=multiply)
+        thread.start()
+        thread.join()
+    assert isinstance(found[0], torch.Tensor), found
+    torch.testing.assert_close(found[0], expected)
