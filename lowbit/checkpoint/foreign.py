@@ -18,7 +18,7 @@ from .gguf_source import Gguf
 from .safetensors_file import Reader, parse_json
 
 INDEX = "model.safetensors.index.json"
-_OLD_CONFIGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+OLD_CONFIGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 #: Ends of the names of files that hold weights; those that may hold a pickle are never opened.
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 WEIGHTS = (".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", *_PICKLES)
@@ -84,7 +84,7 @@ class Folder:
     def others(self) -> list[Path]:
         """The files beside the weights that belong to a model."""
         kept = (p for p in sorted(self.path.iterdir()) if p.is_file() and p.suffix not in WEIGHTS)
-        return [p for p in kept if p.name not in ("config.json", INDEX, *_OLD_CONFIGS) and not p.name.startswith(".")]
+        return [p for p in kept if p.name not in ("config.json", INDEX, *OLD_CONFIGS) and not p.name.startswith(".")]
 
     def _json(self, name: str) -> dict:
         path = self.path / name
@@ -97,7 +97,7 @@ class Folder:
 
     def _format(self) -> Format:
         found = find(self.config)
-        for name in _OLD_CONFIGS:
+        for name in OLD_CONFIGS:
             if found is None and (self.path / name).is_file():
                 found = find(self._json(name))
         if found is None:

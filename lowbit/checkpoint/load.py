@@ -37,9 +37,16 @@ def from_pretrained(path, **options):
     config = options.pop("config", None) or _config_of(transformers, path, hub)
     if options.get("dtype") is None:
         options["dtype"] = "auto"
+    if options.setdefault("use_safetensors", True) is not True:
+        raise LowbitError(f"use_safetensors must be true: pickles are never opened, got {options['use_safetensors']!r}")
     method = _method(config)
     cls = _class_of(transformers, config, path)
     if method is None and options.get("quantization_config") is None:
+        from .foreign import OLD_CONFIGS
+
+        old = next((name for name in OLD_CONFIGS if (Path(path) / name).is_file()), None)
+        if old:
+            raise FormatError(f"{path}: {old} says how it is quantized, not config.json; `lowbit convert` it first")
         raise FormatError(
             f"{path} is not quantized; quantize it with lowbit.quantize_checkpoint, or pass "
             "quantization_config=lowbit.LowbitConfig(...) to do so while it is loaded"
@@ -82,11 +89,17 @@ def _expect_whole(path, info: dict) -> None:
             first = sorted(map(str, found))[0]
             raise FormatError(f"{path} {what} {len(found)} tensors, the first is {first}")
     # Why only these: other tensors that nobody reads are common, such as buffers of older versions.
-    lost = sorted(key for key in info.get("unexpected_keys") or () if str(key).endswith(".qweight"))
+    found = sorted(map(str, info.get("unexpected_keys") or ()))
+    lost = [key for key in found if key.endswith(".qweight")]
     if lost:
         raise FormatError(
             f"{path} has {len(lost)} quantized weights that the model does not read, the first is {lost[0]}"
         )
+    from .native import FIELDS
+
+    lost = [key for key in found if key.rpartition(".")[2] in FIELDS]
+    if lost:
+        raise FormatError(f"{path} has {len(lost)} parts of quantized weights that config.json denies: {lost[0]}")
 
 
 def _config_of(transformers, path, hub: dict):

@@ -22,7 +22,7 @@ from .names import has_split_experts, renamings_of_experts
 from .on_the_fly import Quantize, quantize_tied_head
 from .parallel import ShardedLinear, shard
 from .settings import Settings
-from .validate import expect_shapes, settle
+from .validate import expect_described, expect_shapes, settle
 
 _NAME = "lowbit"
 
@@ -116,6 +116,8 @@ class LowbitHfQuantizer(HfQuantizer):
                 self._put_linear(model, name, choice, dtype)
         if self.experts:
             _keep_experts_whole(model)
+        if self.pre_quantized:
+            expect_described(model, self.layers, checkpoint_files or ())
         self.shapes = {name: p.shape for name, p in model.named_parameters() if name not in self.pending}
         if not self.pre_quantized:
             # Why: the saved config then says by itself what is quantized, whatever a later version would leave alone.

@@ -1,6 +1,9 @@
 """Risk: a model that is only partly what its checkpoint says: random weights, a misread format, a lost tensor."""
 
 import json
+import pathlib
+import pickle
+import shutil
 import sys
 import types
 
@@ -79,6 +82,94 @@ def test_files_that_do_not_parse_are_refused_by_name(quantized, tmp_path):
     (quantized / "config.json").write_text("{")
     with pytest.raises(FormatError, match="config.json does not load"):
         lowbit.from_pretrained(quantized)
+
+
+class Evil:
+    """What a pickle can do to whoever opens it."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return pathlib.Path.touch, (self.trace,)
+
+
+@pytest.mark.parametrize("kind", ["lowbit", "on the fly", "gptq"])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
+def test_a_pickle_is_never_opened(kind, name, tmp_path, monkeypatch):
+    shutil.copytree(LLAMA, tmp_path / "q")
+    options = {"quantization_config": LowbitConfig("int4", group_size=64)} if kind == "on the fly" else {}
+    stored = {"lowbit": LowbitConfig("int4", group_size=64).to_dict(), "gptq": {"quant_method": "gptq", "bits": 4}}
+    if kind in stored:
+        config = json.loads((tmp_path / "q" / "config.json").read_text())
+        (tmp_path / "q" / "config.json").write_text(json.dumps({**config, "quantization_config": stored[kind]}))
+    (tmp_path / "q" / "model.safetensors").unlink()
+    (tmp_path / "q" / name).write_bytes(pickle.dumps({"model.norm.weight": Evil(tmp_path / "trace")}))
+    monkeypatch.setattr(torch, "load", None)
+    with pytest.raises(
+        FormatError, match="pickle|no file named model.safetensors|Error while deserializing|not a safe"
+    ):
+        lowbit.from_pretrained(tmp_path / "q", **options)
+    assert not (tmp_path / "trace").exists()
+
+
+def test_asking_for_pickles_is_refused(quantized):
+    with pytest.raises(lowbit.LowbitError, match="use_safetensors must be true: pickles are never opened, got False"):
+        lowbit.from_pretrained(quantized, use_safetensors=False)
+
+
+def test_a_missing_file_of_several_is_refused(tmp_path):
+    AutoModelForCausalLM.from_pretrained(LLAMA).save_pretrained(tmp_path / "src", max_shard_size="600KB")
+    lowbit.quantize_checkpoint(tmp_path / "src", tmp_path / "q", **OPTIONS)
+    path = sorted((tmp_path / "q").glob("*.safetensors"))[2]
+    path.unlink()
+    with pytest.raises(FormatError, match=path.name):
+        lowbit.from_pretrained(tmp_path / "q")
+
+
+DENIED = {
+    "dtype": ({"dtype": "int4"}, "down_proj: config.json says that its dtype is int4, the file uint4"),
+    "bits": ({"dtype": "uint8"}, "its dtype is uint8, the file uint4"),
+    "group size": ({"group_size": 32}, "its group_size is 32, the file 64"),
+    "zeros are minima": ({"zero_kind": "min"}, "its zero_kind is min, the file zero"),
+    "scales": ({"scale_dtype": "float32"}, "its scale_dtype is float32, the file float16"),
+    "order": ({"perm": True}, "its tensors is .'perm', 'qweight', 'scales', 'zeros'., the file .'qweight', 'sc"),
+    "floats": ({"skip": ["lm_head", "up_proj"]}, "lacks 4 tensors, the first is .*up_proj.weight"),
+    "one layer": ({"dynamic": {"down_proj": {"dtype": "uint3"}}}, "down_proj: .* its dtype is uint3, the file uint4"),
+    "a tied head": ({"lm_head": "int8"}, "lm_head cannot be int8 and tied"),
+    "a newer format": ({"format": 2}, "format 2 needs a newer lowbit"),
+    "an unknown setting": ({"bits": 4}, "quantization_config has no setting 'bits'"),
+    "an unknown type": ({"dtype": "uint9"}, "no weight type is called 'uint9'"),
+    "an unknown method": ({"quant_method": "lowbit2"}, "no known format is called 'lowbit2'"),
+}
+
+
+@pytest.mark.parametrize("change, words", DENIED.values(), ids=DENIED)
+def test_a_config_that_contradicts_the_files_is_refused(quantized, change, words):
+    config = json.loads((quantized / "config.json").read_text())
+    config["quantization_config"] |= change
+    (quantized / "config.json").write_text(json.dumps(config))
+    with pytest.raises(lowbit.LowbitError, match=words) as caught:
+        lowbit.from_pretrained(quantized)
+    assert "\n" not in str(caught.value)
+
+
+def test_zeros_that_a_config_denies_are_refused_without_a_description_too(quantized, tmp_path):
+    lowbit.from_pretrained(quantized).save_pretrained(tmp_path / "again")  # transformers' files do not describe weights
+    config = json.loads((tmp_path / "again" / "config.json").read_text())
+    config["quantization_config"]["dtype"] = "int4"
+    (tmp_path / "again" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FormatError, match="parts of quantized weights that config.json denies: .*zeros"):
+        lowbit.from_pretrained(tmp_path / "again")
+
+
+def test_old_folders_are_sent_to_convert(tmp_path):
+    shutil.copytree(LLAMA, tmp_path / "q")
+    (tmp_path / "q" / "quantize_config.json").write_text('{"bits": 4}')
+    with pytest.raises(
+        FormatError, match="quantize_config.json says how it is quantized, not config.json; `lowbit conv"
+    ):
+        lowbit.from_pretrained(tmp_path / "q")
 
 
 def test_a_wrong_option_is_not_blamed_on_the_checkpoint(quantized):
