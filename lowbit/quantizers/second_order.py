@@ -41,7 +41,7 @@ def gptq(
     columns between two updates of all that follow; speed only.
 
     Runs on the weight's device, the factorization in float64; about N*K*K + K*K*K operations, and K*K numbers of
-    float64 twice. No random numbers. Raises as :func:`lowbit.quantize`, and ShapeError, DtypeError or
+    float64 three times. No random numbers. Raises as :func:`lowbit.quantize`, and ShapeError, DtypeError or
     QuantizationError for moments of another shape or type or that are not finite.
     """
     weight = checked_weight(weight)
@@ -112,8 +112,12 @@ def inverse_factor(moments: torch.Tensor, damping: float) -> torch.Tensor:
         lower, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
         if not int(failed):
             upper = lower.flip(0, 1)
-            eye = torch.eye(len(upper), dtype=torch.float64, device=upper.device)
-            inverse = torch.linalg.solve_triangular(upper, eye, upper=True).float()
+            del lower
+            # Why transposed: LAPACK then solves in place, in the order of memory that it reads.
+            inverse = torch.eye(len(upper), dtype=torch.float64, device=upper.device).T
+            torch.linalg.solve_triangular(upper, inverse, upper=True, out=inverse)
+            del upper
+            inverse = inverse.float()
             if bool(inverse.isfinite().all()) and bool((inverse.diagonal() > 0).all()):
                 return inverse
         damping *= 10
