@@ -14,6 +14,7 @@ import lowbit
 from lowbit import quantizers
 from lowbit.checkpoint import calibrate_experts, calibrated_files
 from lowbit.checkpoint import plan as planning
+from lowbit.checkpoint.block_store import BlockStore
 from lowbit.checkpoint.settings import Settings
 from lowbit.checkpoint.source import Source
 
@@ -137,7 +138,8 @@ def test_a_transposed_layer_that_changed_as_float_is_written_as_it_lay(tmp_path)
     small("gpt2").save_pretrained(tmp_path / "src")
     source = Source(tmp_path / "src")
     plan = planning.make(source, Settings.make(group_size=32))
-    with calibrated_files.CalibratedModel(source, plan, tmp_path / "blocks", torch.device("cpu")) as model:
+    store = BlockStore(tmp_path / "blocks", {})
+    with calibrated_files.CalibratedModel(source, plan, store, torch.device("cpu")) as model:
         block = model.streamed.model.transformer.h[1]
         modules = list(block.modules())
         model.enter(modules)
