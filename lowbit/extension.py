@@ -308,7 +308,7 @@ def _open_cuda_library() -> ctypes.CDLL:
         library = _open_library(CUDA_LIBRARY, "lowbit_cuda_kernel_rows", "lowbit_cuda_archs")
         library.lowbit_cuda_force.argtypes = library.lowbit_cuda_try.argtypes = [ctypes.c_char_p]
         # Why argtypes: sizes have 64 bits.
-        library.lowbit_cuda_plan.argtypes = [ctypes.c_int] * 2 + [ctypes.c_int64] * 4 + [ctypes.c_int] * 4
+        library.lowbit_cuda_plan.argtypes = [ctypes.c_int] * 2 + [ctypes.c_int64] * 4 + [ctypes.c_int] * 5
         library.lowbit_cuda_plan.restype = library.lowbit_cuda_choice.restype = ctypes.c_char_p
         library.lowbit_cuda_choice.argtypes = [*library.lowbit_cuda_plan.argtypes, ctypes.POINTER(ctypes.c_int)]
         library.lowbit_cuda_tune.argtypes = [ctypes.c_void_p, ctypes.c_int64]

@@ -11,6 +11,7 @@ from lowbit import extension
 from lowbit.autotune.plan import BUCKETS, DEVICES, Candidate, Device, candidates, device_of, find_device
 from lowbit.autotune.table import plan_table
 from lowbit.cli import main
+from lowbit.dtypes import KERNEL_TYPES
 from lowbit.scheme import Scheme
 from native.build import load
 
@@ -51,11 +52,16 @@ def test_numbers_reach_the_library_in_order(library, group_size, kind, number):
     later = Candidate("w4a16_gemm_sm80_n32", None, "later")
     assert found == [Candidate("w4a16_gemm_sm90_n32", 14.6), later, Candidate("w4a16_decode_n1", None, "never")]
     assert list(map(str, found)) == ["w4a16_gemm_sm90_n32 14.6 us", "w4a16_gemm_sm80_n32", "w4a16_decode_n1"]
-    assert library.lowbit_cuda_plan.calls == [(11, 2, 20, 8192, 4096, group_size, number, 90, 132, 66)]
+    assert library.lowbit_cuda_plan.calls == [(11, 2, 20, 8192, 4096, group_size, number, 0, 90, 132, 66)]
 
 
-def test_scales_of_float32_have_no_plan(library):
-    assert candidates(Scheme.make("int4", 128, None, "float32"), "float16", 1, 16, 16, H200) == []
+def test_scales_of_float32_and_codebooks_are_asked_for_as_such(library):
+    candidates(Scheme.make("int4", 128, None, "float32"), "float16", 1, 16, 32, H200)
+    candidates(Scheme.make("uint4", 64, "none", "bfloat16"), "float16", 1, 16, 32, H200, codebook=True)
+    book = [t.name for t in KERNEL_TYPES].index("codebook4")
+    assert library.lowbit_cuda_plan.calls == [
+        (3, 1, 1, 16, 32, 128, 0, 2, 90, 132, 66), (book, 1, 1, 16, 32, 64, 0, 1, 90, 132, 66),
+    ]  # fmt: skip
 
 
 def test_what_can_not_be_planned_is_one_sentence(library, monkeypatch, tmp_path):
@@ -127,13 +133,13 @@ def test_a_weight_on_the_cpu_is_planned_for_a_gpu_that_is_asked_for(library):
 
 def test_the_command_plans_without_a_gpu(library, capsys):
     assert main(["info", "--plan", "uint4", "8192x4096", "--m", "1,16", "--group-size", "64", "--act", "bfloat16"]) == 0
-    assert library.lowbit_cuda_plan.calls == [(11, 2, m, 8192, 4096, 64, 1, 90, 132, 66) for m in (1, 16)]
+    assert library.lowbit_cuda_plan.calls == [(11, 2, m, 8192, 4096, 64, 1, 0, 90, 132, 66) for m in (1, 16)]
     out = capsys.readouterr().out
     assert "uint4 [8192, 4096], group size 64, zeros zero" in out and "on h200, x bfloat16" in out
     assert f"{extension.kernel_name('uint4', 'bfloat16')}, in use: {extension.isa()}" in out
     assert main(["info", "--plan", "int4", "64x64", "--device", "80,108,0"]) == 0
     assert [call[2] for call in library.lowbit_cuda_plan.calls[2:]] == list(BUCKETS)
-    assert library.lowbit_cuda_plan.calls[2][7:] == (80, 108, 0)
+    assert library.lowbit_cuda_plan.calls[2][8:] == (80, 108, 0)
 
 
 @pytest.mark.parametrize(

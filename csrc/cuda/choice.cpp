@@ -162,28 +162,34 @@ int64_t lowbit_cuda_tune(const lowbit::cuda::TunedChoice* lines, int64_t count) 
   return used;
 }
 
+// Of a weight that is nowhere but in a question.
+static lowbit::Weight asked_weight(int64_t n, int64_t k, int64_t group_size, int zero_kind, int scale_type) {
+  lowbit::Weight w{};
+  w.n = n, w.k = k, w.group_size = group_size, w.scale_type = static_cast<lowbit::ScaleType>(scale_type);
+  lowbit::set_zero_kind(w, zero_kind);
+  return w;
+}
+
 const char* lowbit_cuda_choice(int weight, int act, int64_t m, int64_t n, int64_t k, int64_t group_size, int zero_kind,
-                               int capability, int blocks, int pairs, int* tuned) {
+                               int scale_type, int capability, int blocks, int pairs, int* tuned) {
   using namespace lowbit::cuda;
   *tuned = 0;
-  if (weight < 0 || weight >= lowbit::kWeightTypes || m < 1 || n < 1 || k < 1) return "";
+  if (weight < 0 || weight >= lowbit::kKernelTypes || m < 1 || n < 1 || k < 1) return "";
   const int clusters[] = {blocks, pairs};
-  lowbit::Weight w{};
-  w.n = n, w.k = k, w.group_size = group_size, lowbit::set_zero_kind(w, zero_kind);
+  const lowbit::Weight w = asked_weight(n, k, group_size, zero_kind, scale_type);
   const Choice found = choose(weight, act, question(w, weight, act, m, capability, clusters));
   *tuned = found.tuned;
   return found.row ? found.row->name : "";
 }
 
 const char* lowbit_cuda_plan(int weight, int act, int64_t m, int64_t n, int64_t k, int64_t group_size, int zero_kind,
-                             int capability, int blocks, int pairs) {
+                             int scale_type, int capability, int blocks, int pairs) {
   using namespace lowbit::cuda;
   static thread_local std::string text;
   text.clear();
-  if (weight < 0 || weight >= lowbit::kWeightTypes || m < 1 || n < 1 || k < 1) return text.c_str();
+  if (weight < 0 || weight >= lowbit::kKernelTypes || m < 1 || n < 1 || k < 1) return text.c_str();
   const int clusters[] = {blocks, pairs};
-  lowbit::Weight w{};
-  w.n = n, w.k = k, w.group_size = group_size, lowbit::set_zero_kind(w, zero_kind);
+  const lowbit::Weight w = asked_weight(n, k, group_size, zero_kind, scale_type);
   const Question q = question(w, weight, act, m, capability, clusters);
   for (const Candidate& one : candidates(weight, act, q)) {
     const bool timed = capability == 90 && one.row->family == Family::kGemmSm90 && one.us < kLast;

@@ -51,5 +51,5 @@ extern "C" __attribute__((visibility("default"))) int64_t lowbit_cuda_tune(const
 extern "C" __attribute__((visibility("default"))) const char* lowbit_cuda_choice(int weight, int act, int64_t m,
                                                                                  int64_t n, int64_t k,
                                                                                  int64_t group_size, int zero_kind,
-                                                                                 int capability, int blocks, int pairs,
-                                                                                 int* tuned);
+                                                                                 int scale_type, int capability,
+                                                                                 int blocks, int pairs, int* tuned);

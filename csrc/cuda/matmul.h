@@ -17,8 +17,8 @@ extern "C" __attribute__((visibility("default"))) int lowbit_cuda_try(const char
 // index into ZERO_KINDS of lowbit/scheme.py. Needs no device. The text is the thread's until its next call.
 extern "C" __attribute__((visibility("default"))) const char* lowbit_cuda_plan(int weight, int act, int64_t m,
                                                                                int64_t n, int64_t k, int64_t group_size,
-                                                                               int zero_kind, int capability,
-                                                                               int blocks, int pairs);
+                                                                               int zero_kind, int scale_type,
+                                                                               int capability, int blocks, int pairs);
 
 // What a plan depends on of a device: its compute capability, the blocks and the pairs of blocks that it runs at once.
 extern "C" __attribute__((visibility("default"))) void lowbit_cuda_device(int device, int* numbers);

@@ -78,7 +78,8 @@ def sentence(product: Product) -> str:
     act = ACT_TYPES[product.act].name
     device = Device(product.capability, product.blocks, product.pairs)
     whole = product.zero_kind == WHOLE_ZEROS
-    found = candidates(scheme, act, product.m, product.n, product.k, device, whole_zeros=whole) if not codebook else []
+    options = {"whole_zeros": whole, "codebook": codebook}
+    found = candidates(scheme, act, product.m, product.n, product.k, device, **options)
     least, most = bucket(product.m)
     rows = "" if most == least else f" (of {least} and more)" if most is None else f" (of {least} to {most})"
     zeros = "" if scheme.zero_kind == "none" else f", zeros {scheme.zero_kind!r}"

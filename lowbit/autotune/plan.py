@@ -6,8 +6,9 @@ import ctypes
 from dataclasses import dataclass
 
 from .. import extension
+from ..dtypes import kernel_type, weight_id, weight_type
 from ..errors import DeviceError, ExtensionError, ShapeError
-from ..scheme import Scheme
+from ..scheme import SCALE_TYPES, Scheme
 from .problem import Problem
 
 #: Rows of x, each standing for those from the one before on, that plans are shown and logged for.
@@ -74,25 +75,35 @@ def find_device(text: str) -> Device:
 
 
 def candidates(
-    scheme: Scheme, act: str, m: int, n: int, k: int, device: Device, *, whole_zeros: bool = False
+    scheme: Scheme,
+    act: str,
+    m: int,
+    n: int,
+    k: int,
+    device: Device,
+    *,
+    whole_zeros: bool = False,
+    codebook: bool = False,
 ) -> list[Candidate]:
     """The kernels of this build for x ``[m, k]`` of type ``act`` times a weight ``[n, k]`` on a device, which need not
-    exist here, in the order of the plan; none where the weight is expanded (float32 x or scales). whole_zeros: all
-    zeros are whole numbers, which is found out when a weight is packed.
+    exist here, in the order of the plan; none where the weight is always expanded (float32 x). whole_zeros: all zeros
+    are whole numbers, which is found out when a weight is packed; codebook: the weight has one.
 
     Raises ShapeError for a size below 1, ExtensionError when this build has no CUDA library that loads.
     """
     if min(m, n, k) < 1:
         raise ShapeError(f"expected sizes of at least 1, got M {m}, N {n}, K {k}")
     library = extension.cuda_library()
-    if scheme.scale_type == "float32":
-        return []
-    numbers = numbers_of(Problem.of(scheme, act, n, k, whole_zeros), m, device)
+    numbers = numbers_of(Problem.of(scheme, act, n, k, whole_zeros), m, device, scheme.scale_type, codebook)
     found = (line.split() for line in library.lowbit_cuda_plan(*numbers).decode().splitlines())
     return [Candidate(name, None, place) if place.isalpha() else Candidate(name, float(place)) for name, place in found]
 
 
-def numbers_of(problem: Problem, m: int, device: Device) -> tuple[int, ...]:
+def numbers_of(
+    problem: Problem, m: int, device: Device, scale_type: str = "float16", codebook: bool = False
+) -> tuple[int, ...]:
     """The arguments of ``lowbit_cuda_plan``."""
-    weight, act, *sizes = problem.numbers
-    return (weight, act, int(m), *map(int, sizes), device.capability, device.blocks, device.pairs)
+    _, act, *sizes = problem.numbers
+    weight = weight_id(kernel_type(weight_type(problem.weight), codebook))
+    scales = SCALE_TYPES.index(scale_type)
+    return (weight, act, int(m), *map(int, sizes), scales, device.capability, device.blocks, device.pairs)

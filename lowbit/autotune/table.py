@@ -51,13 +51,14 @@ def plan_table(
     ms: Iterable[int] = BUCKETS,
     *,
     whole_zeros: bool = False,
+    codebook: bool = False,
     measured: bool = False,
 ) -> PlanTable:
     """The candidates for each number of rows of x in ``ms``; measured: with what this process knows to be measured on
     such devices, else by the plan alone. Raises like :func:`~lowbit.autotune.plan.candidates`.
     """
     ask = tuned.candidates if measured else candidates
-    table = PlanTable((m, ask(scheme, act, m, n, k, device, whole_zeros=whole_zeros)) for m in ms)
+    table = PlanTable((m, ask(scheme, act, m, n, k, device, whole_zeros=whole_zeros, codebook=codebook)) for m in ms)
     table.device = device
     return table
 

@@ -84,12 +84,14 @@ def times(problem: Problem, device: Device, m: int) -> Times:
     return {}
 
 
-def candidates(scheme, act, m, n, k, device: Device, *, whole_zeros: bool = False) -> list[Candidate]:
+def candidates(
+    scheme, act, m, n, k, device: Device, *, whole_zeros: bool = False, codebook: bool = False
+) -> list[Candidate]:
     """Like :func:`lowbit.autotune.plan.candidates`, with the times that this process knows to be measured, and the
     kernel in front that products here try first.
     """
-    found = plan.candidates(scheme, act, m, n, k, device, whole_zeros=whole_zeros)
-    if not found:
+    found = plan.candidates(scheme, act, m, n, k, device, whole_zeros=whole_zeros, codebook=codebook)
+    if not found or codebook or scheme.scale_type == "float32":  # those are not tuned
         return found
     problem = Problem.of(scheme, act, n, k, whole_zeros)
     us = times(problem, device, m)

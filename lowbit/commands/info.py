@@ -135,9 +135,9 @@ def _of_weight(pw, device: str | Device | None) -> dict[str, str | PlanTable]:
         else:
             kernel = _cuda_kernels(pw.scheme, act.name, pw.device, codebook)
         facts[f"kernel for {wanted}"] = kernel or "none in this build"
-        if device is not None and act.name in _PLANNED and not codebook:
+        if device is not None and act.name in _PLANNED:
             whole = op_numbers(pw.scheme, pw.shape, pw.zeros)[-1] == WHOLE_ZEROS
-            options = {"whole_zeros": whole, "measured": measured}
+            options = {"whole_zeros": whole, "codebook": codebook, "measured": measured}
             facts[f"plan for {wanted}"] = _plan(pw.scheme, act.name, pw.shape, device, **options)
     return facts
 
