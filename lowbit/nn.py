@@ -15,6 +15,7 @@ from .ops.launch import product
 from .ops.schema import check_act, check_x, type_name
 from .pack import PackedWeight, pack_weight
 from .pack.packed import finish, has_kernels, op_numbers
+from .placeholder import NoWeight, frozen, keep_type
 from .quantizers import quantize
 from .scheme import Scheme
 from .tensor import QuantTensor, stream_bytes
@@ -23,7 +24,6 @@ from .tensor import QuantTensor, stream_bytes
 _HELD = ("qweight", "scales", "zeros", "perm", "codebook")
 #: Most bytes of float weight that the slow path holds at a time.
 _SCRATCH_BYTES = 64 << 20
-_BITS_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 class Linear(nn.Linear):
@@ -79,7 +79,7 @@ class Linear(nn.Linear):
             "codebook": torch.zeros(1 << scheme.weight.bits, device=device) if codebook else None,
         }
         for name, tensor in held.items():
-            self.register_parameter(name, None if tensor is None else _frozen(tensor))
+            self.register_parameter(name, None if tensor is None else frozen(tensor))
         free = nn.Parameter(torch.zeros(n, dtype=self.float_dtype, device=device)) if bias else None
         self.register_parameter("bias", free)
 
@@ -185,7 +185,7 @@ class Linear(nn.Linear):
         held = self._parameters["weight"]
         if held is not None:  # while transformers loads a float checkpoint, on meta: it counts the bytes of parameters
             return held
-        return torch.empty(0, dtype=self.float_dtype, device=self.qweight.device).as_subclass(_NoWeight)
+        return torch.empty(0, dtype=self.float_dtype, device=self.qweight.device).as_subclass(NoWeight)
 
     def requires_grad_(self, requires_grad: bool = True) -> Linear:
         """Freeze or free the bias; the weight stays frozen."""
@@ -208,7 +208,7 @@ class Linear(nn.Linear):
         for name, tensor in zip(_HELD, tensors, strict=True):
             held = self._parameters.get(name)
             if tensor is None or held is None or held.device != tensor.device:
-                setattr(self, name, None if tensor is None else _frozen(tensor))
+                setattr(self, name, None if tensor is None else frozen(tensor))
             else:
                 held.data = tensor
         self.layout = layout
@@ -234,7 +234,7 @@ class Linear(nn.Linear):
         if moved:
             self.unprepare()
         held = {id(t) for t in map(self._parameters.get, _HELD) if t is not None}
-        super()._apply(lambda t: _keep_type(fn, t) if id(t) in held else fn(t), recurse)
+        super()._apply(lambda t: keep_type(fn, t) if id(t) in held else fn(t), recurse)
         if probe.dtype.is_floating_point:
             self.float_dtype = probe.dtype
         if self.layout is not None:
@@ -266,7 +266,7 @@ class Linear(nn.Linear):
     def _canonical(self) -> dict[str, nn.Parameter]:
         qt = self.quant_tensor()
         tensors = zip(_HELD, (qt.codes, qt.scales, qt.zeros, qt.perm, qt.codebook), strict=True)
-        return {name: _frozen(tensor) for name, tensor in tensors if tensor is not None}
+        return {name: frozen(tensor) for name, tensor in tensors if tensor is not None}
 
     def __getstate__(self):
         # Why: packed bytes belong to one version of lowbit; a pickle may outlive it.
@@ -344,45 +344,6 @@ def _rebuild_in_process(cls, state) -> Linear:
 
 
 ForkingPickler.register(Linear, _reduce_for_process)
-
-
-class _NoWeight(torch.Tensor):
-    """The empty ``weight`` of a quantized layer: says so when something multiplies with it.
-
-    A tensor class of its own also keeps torch's fused transformer layers away, which read weights past the layers.
-    """
-
-    _PRODUCTS = frozenset({"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "mv", "bmm", "addmm", "einsum"})
-    _SAME = frozenset({"__get__", "clone", "detach", "to", "float"})
-    #: Tools that merge an adapter into the weight do this.
-    _CHANGES = frozenset({"add", "add_", "__add__", "__iadd__", "sub", "sub_", "__sub__", "__isub__", "copy_"})
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if getattr(func, "__name__", "") in cls._CHANGES:
-            raise SchemeError(
-                "a quantized layer has no float weight to change or merge into; dequantize the model first"
-            )
-        if getattr(func, "__name__", "") in cls._PRODUCTS:
-            raise SchemeError("a quantized layer has no float weight to multiply with; use layer.dequantize()")
-        with torch._C.DisableTorchFunctionSubclass():
-            made = func(*args, **(kwargs or {}))
-        # Why: `weight.data` and its copies are as empty, and have to say so too.
-        same = getattr(func, "__name__", "") in cls._SAME and type(made) is torch.Tensor
-        return made.as_subclass(cls) if same else made
-
-
-def _frozen(tensor: torch.Tensor) -> nn.Parameter:
-    return nn.Parameter(tensor, requires_grad=False)
-
-
-def _keep_type(fn, tensor: torch.Tensor) -> torch.Tensor:
-    """fn of a tensor seen as whole numbers, which a change of float type leaves alone."""
-    bits = tensor.view(_BITS_OF_SIZE[tensor.element_size()])
-    changed = fn(bits)
-    if changed.dtype != bits.dtype:
-        changed = bits.to(changed.device)
-    return changed.view(tensor.dtype)
 
 
 _warned: set[torch.device] = set()
