@@ -19,7 +19,7 @@ struct CodebookTable {
   // All warps of a block make it together; a barrier must follow. table: a multiple of 128; codebook: 16 values in
   // memory, written before any kernel that may still run.
   static __device__ __forceinline__ void make(uint32_t table, const float* codebook, int warp, int warps, int lane) {
-    const float value = __ldg(codebook + lane % 16);
+    const float value = ptx::load_float(codebook + lane % 16);
     float largest = fabsf(value);
 #pragma unroll
     for (int apart = 8; apart; apart /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, apart));

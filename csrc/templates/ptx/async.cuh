@@ -163,7 +163,14 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t from) {
   return word;
 }
 
-// The word at `from`, and the one after it if `two`.
+// From memory, not through the read-only path (tools/check_cuda.py says why).
+__device__ __forceinline__ float load_float(const float* from) {
+  float value;
+  asm volatile("ld.global.f32 %0, [%1];\n" : "=f"(value) : "l"(from) : "memory");
+  return value;
+}
+
+// The word at `from` in shared memory, and the one after it if `two`.
 __device__ __forceinline__ uint2 load_one_or_two(uint32_t from, bool two) {
   uint2 words = {};
   asm volatile(
