@@ -173,7 +173,7 @@ def test_info_names_the_tiles_that_a_gpu_runs(monkeypatch):
     for device, scale_type, expected in (
         ("cuda", "float16", f"{up_to('decode', 4)}, {up_to('gemm_sm80', 64)}, {up_to('gemm_sm90', 16)}, dequant"),
         ("cpu", "float16", f"{up_to('decode', 4)}, {up_to('gemm_sm80', 64)}, {up_to('gemm_sm90', 32)}, dequant"),
-        ("cuda", "float32", "dequant"),
+        ("cuda", "float32", f"{up_to('gemm_sm90', 16)}, dequant"),
     ):
         scheme = lowbit.scheme.Scheme.make("int4", scale_type=scale_type)
         assert cuda_kernels(scheme, "float16", torch.device(device)) == expected

@@ -31,6 +31,7 @@ inline void load_shared(uint32_t from, uint32_t& a, uint32_t& b, uint32_t& c, ui
   a = emulated::shared<uint32_t>(from, 16), b = load_shared(from + 4);
   c = load_shared(from + 8), d = load_shared(from + 12);
 }
+inline uint2 load_one_or_two(uint32_t from, bool two) { return {load_shared(from), two ? load_shared(from + 4) : 0}; }
 inline void load_shared(uint32_t from, float (&v)[4]) {
   for (int i = 0; i < 4; ++i) v[i] = emulated::shared<float>(from + 4 * i, i ? 4 : 16);
 }
