@@ -1,7 +1,8 @@
 // Family `gemm_sm90`: y = x * W^T for 5 tokens and more, on tensors that the copy engine brings (compute capability 9.0
 // and newer; 17 tokens and more on 9.0 alone).
 //
-//   W  packed codes in layout nvidia, 16-bit scales and zeros [N/16][G][16] (lowbit/pack/layout.py)
+//   W  packed codes in layout nvidia, scales and zeros [N/16][G][16] (lowbit/pack/layout.py) of 16 bits, of fp32 where
+//      Stage::kFloatScales; codes mean numbers, or values of a codebook of 4 bits (dequant/codebook.cuh)
 //   x  fp16 or bf16 [m, k], rows 16-byte aligned;  y  [m, n] of the same type;  fp32 sums
 //
 // A task is a block of rows of W times a tile of tokens, over all of K, which is walked in stages. Workers are blocks,
@@ -153,8 +154,8 @@ inline int launch_kernels(const Kernels& kernels, const Traits& traits, const Ma
   return start(kernels.add, p, p.deal.left() * kernels.add_blocks, kernels.add_threads, 0, 1, launch);
 }
 
-// args: checked by the caller; x rows 16-byte aligned, codes in layout nvidia, 16-bit scales; m <= Tile::kTokens where
-// a tile multiplies by mma.sync. Returns a cudaError_t: cudaErrorInvalidValue when this tile can't hold the problem.
+// args: checked by the caller; x rows 16-byte aligned, codes in layout nvidia; m <= Tile::kTokens where a tile
+// multiplies by mma.sync. Returns a cudaError_t: cudaErrorInvalidValue when this tile can't hold the problem.
 template <class Weight, class Act, class Tile>
 inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   const bool fits = Tile::kWgmma ? launch.capability == 90 : launch.capability >= 90 && launch.capability < 120;

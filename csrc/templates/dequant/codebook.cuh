@@ -77,4 +77,14 @@ struct ExactDecoder<Codebook<Bits>, Act> : Decoder<Codebook<Bits>, Act> {
   }
 };
 
+// The decoder of a weight for a lane: of a codebook whose table was made, or else of `numbers`.
+template <class Weight, class Decoder, class... Numbers>
+__device__ __forceinline__ Decoder make_decoder(uint32_t table, int lane, Numbers... numbers) {
+  if constexpr (Weight::kCodebook) {
+    return Decoder(table, lane);
+  } else {
+    return Decoder(numbers...);
+  }
+}
+
 }  // namespace lowbit

@@ -116,17 +116,9 @@ struct Large {
       ptx::wait_arrivals(base + Map::kXEmpty + 8 * x.index, all ? x.parity ^ 1 : 0);
   }
 
-  __device__ __forceinline__ Decoder make(int lane) const {
-    if constexpr (Weight::kCodebook) {
-      return Decoder(base + Map::kTable, lane);
-    } else {
-      return Decoder(p.step, p.zero_base);
-    }
-  }
-
   // ---- warpgroups multiply -----------------------------------------------------------------------------------------
   __device__ __forceinline__ void run(int warp, int lane) const {
-    const Decoder decoder = make(lane);
+    const Decoder decoder = make_decoder<Weight, Decoder>(base + Map::kTable, lane, p.step, p.zero_base);
     const Turns turns(warp);
     turns.begin();
     Place<Map::kWDepth> w;

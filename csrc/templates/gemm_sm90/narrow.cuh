@@ -30,16 +30,12 @@ struct Narrow {
   const Decoder decoder;
   uint32_t own[4];  // where this lane reads x of a box: 16 bytes of a token, swizzled
 
-  static __device__ __forceinline__ Decoder make(const Problem& p, uint32_t base, int lane) {
-    if constexpr (Weight::kCodebook) {
-      return Decoder(base + Map::kTable, lane);
-    } else {
-      return Decoder(p.zero_base);
-    }
-  }
-
   __device__ Narrow(const Problem& problem, uint32_t shared, int own_warp, int own_lane)
-      : p(problem), base(shared), warp(own_warp), lane(own_lane), decoder(make(problem, shared, own_lane)) {
+      : p(problem),
+        base(shared),
+        warp(own_warp),
+        lane(own_lane),
+        decoder(make_decoder<Weight, Decoder>(shared + Map::kTable, own_lane, problem.zero_base)) {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       own[i] = kColumns == 1 ? lane % 8 * 128 + ((4 * i + lane / 8) % 8 ^ lane % 8) * 16

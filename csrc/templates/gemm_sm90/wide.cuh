@@ -29,16 +29,12 @@ struct Wide {
   const int warp, lane;
   const Decoder decoder;
 
-  static __device__ __forceinline__ Decoder make(const Problem& p, uint32_t base, int lane) {
-    if constexpr (Weight::kCodebook) {
-      return Decoder(base + Map::kTable, lane);
-    } else {
-      return Decoder(p.step, p.zero_base);
-    }
-  }
-
   __device__ Wide(const Problem& problem, uint32_t shared, int own_warp, int own_lane)
-      : p(problem), base(shared), warp(own_warp), lane(own_lane), decoder(make(problem, shared, own_lane)) {}
+      : p(problem),
+        base(shared),
+        warp(own_warp),
+        lane(own_lane),
+        decoder(make_decoder<Weight, Decoder>(shared + Map::kTable, own_lane, problem.step, problem.zero_base)) {}
 
   static constexpr float unit(int /*h*/) { return 1.0f; }
 
