@@ -191,17 +191,14 @@ def _distance(meant, problems) -> float:
 
 
 def options(argv: list[str]) -> argparse.Namespace:
-    def names(text):
-        return [part for part in text.split(",") if part]
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--models", type=names, default=list(_MODELS), help=f"of {', '.join(SHAPES)} ({','.join(_MODELS)})")
-    add("--types", type=names, default=["int4"], help="lowbit's weight types (int4)")
+    add("--models", type=report.names, default=list(_MODELS), help=f"of {', '.join(SHAPES)} ({','.join(_MODELS)})")
+    add("--types", type=report.names, default=["int4"], help="lowbit's weight types (int4)")
     add("--act", choices=("float16", "bfloat16"), default="float16", help="type of x (float16)")
-    add("--ms", type=lambda text: [int(m) for m in names(text)], default=[1, 4, 16, 64], help="rows of x (1,4,16,64)")
+    add("--ms", type=report.numbers, default=[1, 4, 16, 64], help="rows of x (1,4,16,64)")
     add("--group", type=int, default=128, help="group size (128)")
-    add("--peers", type=names, default=[], help=f"{', '.join(peers_gpu.PEERS)}, or all (none)")
+    add("--peers", type=report.names, default=[], help=f"{', '.join(peers_gpu.PEERS)}, or all (none)")
     add("--deadline", type=float, default=math.inf, help="seconds after which nothing new is begun")
     add("--least-ms", type=float, default=15, help="ms of replays in each of 7 trials (15)")
     add("--device", help="folder under benchmarks/results (from the device's name)")

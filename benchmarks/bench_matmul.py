@@ -32,29 +32,27 @@ from lowbit.errors import LowbitError  # noqa: E402
 
 
 def options(argv: list[str]) -> argparse.Namespace:
-    def names(text):
-        return [part for part in text.split(",") if part]
-
-    def numbers(text):
-        return [int(part) for part in names(text)]
-
-    def shapes(text):
-        found = []
-        for part in names(text):
-            found += report.SHAPES[part] if part in report.SHAPES else [tuple(map(int, part.split("x", 1)))]
-        return list(dict.fromkeys(found))
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--targets", action="store_true", help="the types, shapes and M of the table of targets, and that table")
-    add("--types", type=names, default=["int4"], help="lowbit's weight types, or all (int4)")
-    add("--acts", type=names, default=["float16"], help="types of x: float16, bfloat16 (float16)")
-    add("--shapes", type=shapes, default=[(8192, 8192)], help="N x K, or targets, or models, the shapes of layers")
-    add("--ms", type=numbers, default=[1, 8, 16], help="rows of x (1,8,16)")
+    add("--types", type=report.names, default=["int4"], help="lowbit's weight types, or all (int4)")
+    add("--acts", type=report.names, default=["float16"], help="types of x: float16, bfloat16 (float16)")
+    add(
+        "--shapes",
+        type=report.shapes,
+        default=[(8192, 8192)],
+        help="N x K, or targets, or models, the shapes of layers",
+    )
+    add("--ms", type=report.numbers, default=[1, 8, 16], help="rows of x (1,8,16)")
     add("--group", type=int, default=128, help="group size (128)")
     add("--zeros", choices=("zero", "min"), help="zero kind of uint types (zero)")
-    add("--tiles", type=names, default=[None], help="kernels to force, such as n1,gemm_sm80_n32 (lowbit's choice)")
-    add("--peers", type=names, default=[], help=f"{', '.join(peers_gpu.PEERS)}, or all (none)")
+    add(
+        "--tiles",
+        type=report.names,
+        default=[None],
+        help="kernels to force, such as n1,gemm_sm80_n32 (lowbit's choice)",
+    )
+    add("--peers", type=report.names, default=[], help=f"{', '.join(peers_gpu.PEERS)}, or all (none)")
     add("--deadline", type=float, default=math.inf, help="seconds after which nothing new is begun")
     add("--least-ms", type=float, default=15, help="ms of replays in each of 7 trials (15)")
     # Why: power limits large products, and how long the device had to cool down would decide who is faster.

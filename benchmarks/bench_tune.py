@@ -44,21 +44,12 @@ SIDES = ("plan", "default", "tuned")
 
 
 def options(argv: list[str]) -> argparse.Namespace:
-    def names(text):
-        return [part for part in text.split(",") if part]
-
-    def shapes(text):
-        found = []
-        for part in names(text):
-            found += report.SHAPES[part] if part in report.SHAPES else [tuple(map(int, part.split("x", 1)))]
-        return list(dict.fromkeys(found))
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--types", type=names, default=["int4"], help="weight types, or all (int4)")
-    add("--acts", type=names, default=["float16"], help="types of x: float16, bfloat16 (float16)")
-    add("--shapes", type=shapes, default=report.SHAPES["models"], help="N x K, or targets, or models (models)")
-    add("--ms", type=lambda text: list(map(int, names(text))), default=list(MS), help="rows of x to judge at")
+    add("--types", type=report.names, default=["int4"], help="weight types, or all (int4)")
+    add("--acts", type=report.names, default=["float16"], help="types of x: float16, bfloat16 (float16)")
+    add("--shapes", type=report.shapes, default=report.SHAPES["models"], help="N x K, or targets, or models (models)")
+    add("--ms", type=report.numbers, default=list(MS), help="rows of x to judge at")
     add("--group", type=int, default=128, help="group size (128)")
     add("--heat-ms", type=float, default=60, help="ms of work before products of 96 rows and more (60)")
     add("--seconds", type=float, default=1.0, help="most seconds of lowbit.tune for each shape and type (1)")

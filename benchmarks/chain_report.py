@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from matmul_report import markdown
+from matmul_report import cell, markdown
 
 #: (model, M) -> times the best peer's chain at W4.
 GOALS = {("8b", 1): 1.5}
@@ -10,15 +10,7 @@ GOALS = {("8b", 1): 1.5}
 
 def line(rows: list[dict], side: str, model: str) -> str:
     """One side of one model, in short: us by M."""
-    return ", ".join(f"M={r['m']} {_us(r)}" for r in rows if (r["side"], r["model"]) == (side, model))
-
-
-def _us(row: dict | None) -> str:
-    if row is None:
-        return "-"
-    if row["us"] is None:
-        return f"WRONG ({row['err']:.1e})"
-    return f"{row['us']:.1f}" + ("" if row["how"] in ("graph", "host") else "!")
+    return ", ".join(f"M={r['m']} {cell(r)}" for r in rows if (r["side"], r["model"]) == (side, model))
 
 
 def table(rows: list[dict], model: str) -> str:
@@ -28,7 +20,7 @@ def table(rows: list[dict], model: str) -> str:
     lines = [[f"a layer of {model}", *(f"M={m}: us (TB/s)" for m in ms), "error", "of the weight"]]
     for side in dict.fromkeys(r["side"] for r in chosen):
         mine = {r["m"]: r for r in chosen if r["side"] == side}
-        cells = [_us(mine.get(m)) + (f" ({mine[m]['tbs']:.2f})" if m in mine and mine[m]["tbs"] else "") for m in ms]
+        cells = [cell(mine.get(m)) + (f" ({mine[m]['tbs']:.2f})" if m in mine and mine[m]["tbs"] else "") for m in ms]
         worst = [
             max((r[key] for r in mine.values() if r[key] is not None), default=None) for key in ("err", "weight_err")
         ]

@@ -67,10 +67,29 @@ def command(argv: list[str], script: str = "bench_matmul.py") -> str:
 def line(rows: list[dict], side: str, act: str, shape: tuple[int, int]) -> str:
     """One side at one shape, in short: us by M."""
     mine = [r for r in rows if (r["side"], r["act"], tuple(r["shape"])) == (side, act, shape)]
-    return ", ".join(f"M={r['m']} {_us(r)}" for r in mine)
+    return ", ".join(f"M={r['m']} {cell(r)}" for r in mine)
 
 
-def _us(row: dict | None) -> str:
+def names(text: str) -> list[str]:
+    """An option's value: names with commas between."""
+    return [part for part in text.split(",") if part]
+
+
+def numbers(text: str) -> list[int]:
+    """An option's value: whole numbers with commas between."""
+    return [int(part) for part in names(text)]
+
+
+def shapes(text: str) -> list[tuple[int, int]]:
+    """An option's value: N x K such as 4096x14336, or sets of :data:`SHAPES`, each shape once."""
+    found = []
+    for part in names(text):
+        found += SHAPES[part] if part in SHAPES else [tuple(map(int, part.split("x", 1)))]
+    return list(dict.fromkeys(found))
+
+
+def cell(row: dict | None) -> str:
+    """Microseconds of a row, ``!`` where it was timed without a graph."""
     if row is None:
         return "-"
     if row["us"] is None:
@@ -91,7 +110,7 @@ def table(rows: list[dict], shape: tuple[int, int], act: str) -> str:
     lines = [[f"{shape[0]}x{shape[1]}, {act}", *(f"M={m}: us (TB/s)" for m in ms), "error"]]
     for side in dict.fromkeys(r["side"] for r in chosen):
         mine = {r["m"]: r for r in chosen if r["side"] == side}
-        cells = [_us(mine.get(m)) + (f" ({mine[m]['tbs']:.2f})" if m in mine and mine[m]["us"] else "") for m in ms]
+        cells = [cell(mine.get(m)) + (f" ({mine[m]['tbs']:.2f})" if m in mine and mine[m]["us"] else "") for m in ms]
         errors = [r["err"] for r in mine.values() if r["err"] is not None]
         lines.append([side, *cells, f"{max(errors):.1e}" if errors else "-"])
     return markdown(lines)
