@@ -10,7 +10,6 @@ from lowbit.dtypes import WEIGHT_TYPES, weight_type
 
 from . import oracle
 from .kernels import BUILT, forced, needs_kernels
-from .test_pack import elapsed
 
 pytestmark = needs_kernels
 
@@ -189,20 +188,3 @@ def test_graph_replays_the_product(m):
         x.copy_(oracle.normal(m, 512, seed=seed))
         graph.replay()
         assert_product(x, weight, None, y)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("wtype", ["int1", "int2", "int3", "int4", "int8", "float8_e4m3"])
-def test_expanding_runs_at_the_speed_of_memory(wtype, dtype):
-    """8192 x 4096, 64 MB; the bound is loose, the printed rate is what to look at (-s)."""
-    skip_unbuilt(weight_type(wtype), dtype)
-    pw = oracle.make(wtype, (8192, 4096)).pw
-    outs = [torch.empty(8192, 4096, dtype=dtype, device="cuda") for _ in range(4)]
-
-    def call():
-        for out in outs:
-            expanded(pw, dtype, out=out)
-
-    ms = min(elapsed(call) for _ in range(5)) / len(outs)
-    print(f"{wtype} to {dtype}: {ms * 1e3:.0f} us, {(outs[0].nbytes + pw.nbytes) / ms / 1e9:.2f} TB/s")
-    assert ms < 0.5

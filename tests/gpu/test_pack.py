@@ -1,4 +1,4 @@
-"""Risk: a GPU packs other bytes than the host, misses some, writes beside its buffers, or is slow."""
+"""Risk: a GPU packs other bytes than the host, misses some, or writes beside its buffers."""
 
 import pytest
 import torch
@@ -115,26 +115,12 @@ def test_device_that_is_not_current():
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
-def test_a_large_layer_packs_in_a_fraction_of_a_millisecond(bits):
-    """28672 x 8192, the largest layer of a 70B model; the bound is loose, the printed rate is what to look at (-s)."""
+def test_a_large_layer_comes_back(bits):
+    """28672 x 8192, the largest layer of a 70B model."""
     n, k = 28672, 8192
     stream = torch.randint(0, 256, (n, stream_bytes(k, bits)), dtype=U8, device="cuda")
     packed = torch.empty(layouts.codes_shape("nvidia", n, k, bits), dtype=U8, device="cuda")
-    back = torch.empty_like(stream)
-    for name, call in (
-        ("pack", lambda: torch.ops.lowbit.pack_codes(stream, n, k, bits, NVIDIA, packed)),
-        ("unpack", lambda: torch.ops.lowbit.unpack_codes(packed, n, k, bits, NVIDIA, back)),
-    ):
-        ms = min(elapsed(call) for _ in range(5))
-        print(f"{name} {bits} bits: {ms * 1e3:.0f} us, {2 * stream.numel() / ms / 1e9:.2f} TB/s")
-        assert ms < 2
+    back = torch.zeros_like(stream)
+    torch.ops.lowbit.pack_codes(stream, n, k, bits, NVIDIA, packed)
+    torch.ops.lowbit.unpack_codes(packed, n, k, bits, NVIDIA, back)
     assert torch.equal(back, stream)
-
-
-def elapsed(call):
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end)

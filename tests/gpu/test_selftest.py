@@ -1,7 +1,5 @@
 """Risk: `lowbit selftest` passes a CUDA kernel that is wrong, or leaves kernels out."""
 
-import time
-
 import pytest
 
 import lowbit
@@ -13,13 +11,12 @@ from .kernels import FAMILIES, may_refuse, needs_kernels
 pytestmark = needs_kernels
 
 
-def test_every_cuda_kernel_is_right_in_under_a_minute():
-    begin, built = time.monotonic(), [row for row in extension.manifest() if row["family"] != "cpu"]
+def test_every_cuda_kernel_is_right():
+    built = [row for row in extension.manifest() if row["family"] != "cpu"]
     summary = lowbit.selftest("*_[dg]e*")
     assert summary and not summary.without_cuda, str(summary)
     refused = sum(row["family"] in FAMILIES and may_refuse(row["name"], 1, 1) for row in built)
     assert (summary.passed, summary.not_usable) == (len(built) - refused, refused)
-    assert time.monotonic() - begin < 60
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "dequant"])
