@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     index = _index(args.device)
     reason = extension.why_no_cuda(index)
     if reason:
-        raise DeviceError(f"lowbit tune measures on a GPU, and there is none that lowbit's kernels run on: {reason}")
+        raise DeviceError(f"measuring needs a GPU, and there is none that lowbit's kernels run on: {reason}")
     import lowbit
 
     model = lowbit.from_pretrained(args.model).to(torch.device("cuda", index))
