@@ -23,6 +23,7 @@ import matmul_report as report  # noqa: E402
 import torch  # noqa: E402
 
 import lowbit  # noqa: E402
+from lowbit import extension  # noqa: E402
 from lowbit.dtypes import WEIGHT_TYPES, weight_type  # noqa: E402
 from lowbit.pack import layout as layouts  # noqa: E402
 from lowbit.tensor import stream_bytes  # noqa: E402
@@ -39,6 +40,7 @@ def moving(dtype: str, n: int, k: int) -> list[tuple[str, list, int]]:
     ]
     packed = [torch.empty(layouts.codes_shape("nvidia", n, k, bits), dtype=torch.uint8, device="cuda") for _ in streams]
     numbers, pairs = (n, k, bits, layouts.LAYOUTS.index("nvidia")), list(zip(streams, packed, strict=True))
+    extension.load()
     pack, unpack = torch.ops.lowbit.pack_codes, torch.ops.lowbit.unpack_codes
     first, codes = streams[0].clone(), streams[0].nbytes + packed[0].nbytes
     found = [("pack", [lambda a=a, b=b: pack(a, *numbers, b) for a, b in pairs], codes)]
