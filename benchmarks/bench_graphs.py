@@ -34,13 +34,21 @@ from lowbit.scheme import Scheme  # noqa: E402
 _VOCABULARY = 128256
 #: At most this share of the memory of graphs with a pool each.
 GOAL = 0.1
+_BY_TORCH = decoder_layer.Small()
 
 
 class Decoder:
     """Layers of random packed int4 weights, made on the device, and a head if there are logits to make."""
 
-    def __init__(self, shape: decoder_layer.Shape, layers: int, vocabulary: int, device: str):
-        self.shape, self.device = shape, torch.device(device)
+    def __init__(
+        self,
+        shape: decoder_layer.Shape,
+        layers: int,
+        vocabulary: int,
+        device: str,
+        small: decoder_layer.Small = _BY_TORCH,
+    ):
+        self.shape, self.device, self.small = shape, torch.device(device), small
         self.layers = [{name: self._weight(*nk) for name, nk in shape.products.items()} for _ in range(layers)]
         self.head = self._weight(vocabulary, shape.hidden) if vocabulary else None
         finish(self.device)
@@ -56,7 +64,7 @@ class Decoder:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x float16 ``[M, hidden]`` -> the hidden state of the same shape, or logits ``[M, vocabulary]``."""
-        small = decoder_layer.Small()
+        small = self.small
         for weights in self.layers:
 
             def multiply(name, x, weights=weights):
@@ -107,7 +115,8 @@ def _memory(device: str) -> dict[str, int]:
 def one_way(args, device: str) -> dict:
     """Capture in one way: MB that it took, seconds, and whether every graph gives the bits of the eager step."""
     shape = decoder_layer.SHAPES["tiny" if args.dry else "8b"]
-    step = Decoder(shape, args.layers, args.vocabulary, device)
+    small = decoder_layer.Small.best(device, dynamic=True) if args.compiled else _BY_TORCH
+    step = Decoder(shape, args.layers, args.vocabulary, device, small)
     chance = torch.Generator(device=device).manual_seed(0)
     xs = torch.randn(max(args.ms), shape.hidden, generator=chance, device=device).half()
     with torch.no_grad():
@@ -149,6 +158,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--ways", type=lambda text: text.split(";"), default=list(WAYS), help=f"of {'; '.join(WAYS)} (all)")
     add("--way", help=argparse.SUPPRESS)
     add("--vocabulary", type=int, default=_VOCABULARY, help=f"rows of the head; 0 leaves it out ({_VOCABULARY})")
+    add("--compiled", action="store_true", help="norm and silu-mul as one kernel each, made by torch's compiler")
     add("--device", help="folder under benchmarks/results (from the device's name)")
     add("--out", help="result file (benchmarks/results/<device>/graphs_<date>.json); '-' for none")
     add("--dry", action="store_true", help="on the CPU, where there are no graphs: to try the options")
@@ -170,7 +180,14 @@ def main(argv: list[str]) -> int:
         print(json.dumps(one_way(args, "cpu" if args.dry else "cuda")))
         return 0
     rows, skipped = [], {}
-    given = ["--ms", ",".join(map(str, args.ms)), "--layers", str(args.layers), *["--dry"] * args.dry]
+    given = [
+        "--ms",
+        ",".join(map(str, args.ms)),
+        "--layers",
+        str(args.layers),
+        *["--dry"] * args.dry,
+        *["--compiled"] * args.compiled,
+    ]
     for vocabulary in dict.fromkeys((0, args.vocabulary)):
         for way in args.ways:
             command = [sys.executable, os.path.abspath(__file__), *given, "--way", way, "--vocabulary", str(vocabulary)]
@@ -189,7 +206,8 @@ def main(argv: list[str]) -> int:
         report.write(path, {
             "format": 1, "command": report.command(argv, "bench_graphs.py"), "date": date.isoformat(timespec="seconds"),
             "seconds": round(time.monotonic() - begin, 1), "versions": report.versions(), "device": device,
-            "method": {"ms": args.ms, "layers": args.layers, "vocabulary": args.vocabulary}, "skipped": skipped,
+            "method": {"ms": args.ms, "layers": args.layers, "vocabulary": args.vocabulary,
+                       "compiled": args.compiled}, "skipped": skipped,
             "rows": rows,
         })  # fmt: skip
         print(f"written: {os.path.relpath(path)}")

@@ -56,8 +56,9 @@ def lowbit_cases(x: torch.Tensor, weight: torch.Tensor, dtype: str, group: int) 
     options = {"group_size": group, "method": "rtn"}
     pw = lowbit.pack_weight(lowbit.quantize(weight, dtype, **options), weight.device)
     plain = torch.nn.Linear(pw.shape[1], pw.shape[0], dtype=x.dtype, device=x.device)
-    layers = [lowbit.Linear.from_linear(plain, dtype, **options) for _ in range(5)]
-    one, a, b, *members = layers
+    bare = torch.nn.Linear(pw.shape[1], pw.shape[0], bias=False, dtype=x.dtype, device=x.device)
+    one = lowbit.Linear.from_linear(plain, dtype, **options)
+    a, b, *members = (lowbit.Linear.from_linear(bare, dtype, **options) for _ in range(4))
     bias, y, op = one.bias.detach(), x.new_empty(len(x), pw.shape[0]), torch.ops.lowbit.matmul_out.default
     held = (x, pw.codes, pw.scales, pw.zeros, None, *pw.numbers, FLOAT_IDS[x.dtype], y)
     fused = Fused.of(members)
@@ -74,8 +75,9 @@ def lowbit_cases(x: torch.Tensor, weight: torch.Tensor, dtype: str, group: int) 
         "lowbit.matmul, bias": lambda: lowbit.matmul(x, pw, bias),
         "lowbit.matmul, out": lambda: lowbit.matmul(x, pw, out=y),
         "lowbit.Linear": lambda: one(x),
-        "two lowbit.Linear": lambda: (a(x), b(x)),
-        "two of lowbit.fuse": shared,
+        "lowbit.Linear, no bias": lambda: a(x),
+        "two lowbit.Linear, no bias": lambda: (a(x), b(x)),
+        "two of lowbit.fuse, no bias": shared,
     }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch._inductor.config
 from torch.nn import functional
 
 _EPS = 1e-5
@@ -79,14 +80,17 @@ class Small:
     how: str = "torch"
 
     @classmethod
-    def best(cls, device: str) -> Small:
-        """One kernel each where torch can compile here."""
+    def best(cls, device: str, dynamic: bool = False) -> Small:
+        """One kernel each where torch can compile here; dynamic: the same for any number of rows. With the variable
+        TORCHINDUCTOR_ENABLE_PDL=1 torch makes programmatic launches of them."""
         if device == "cpu":
             return cls(how="torch, dry run")
         # Why: there is one for each number of rows and stride; past the default of 8 torch would give up.
         torch._dynamo.config.recompile_limit = 64
-        options = {"fullgraph": True, "dynamic": False}
-        made = cls(torch.compile(norm, **options), torch.compile(silu_mul, **options), "compiled")
+        options = {"fullgraph": True, "dynamic": dynamic}
+        early = getattr(torch._inductor.config.triton, "enable_pdl", False)
+        how = "compiled, with programmatic launches" if early else "compiled"
+        made = cls(torch.compile(norm, **options), torch.compile(silu_mul, **options), how)
         x = torch.zeros(1, 64, dtype=torch.float16, device=device)
         try:
             with torch.inference_mode():

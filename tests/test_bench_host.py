@@ -25,7 +25,7 @@ def test_dry_run_measures_prints_and_records(tmp_path, capsys):
     assert bench_host.main(argv) == 0
     printed, record = capsys.readouterr().out, json.loads(out.read_text())
     cases = [row["case"] for row in record["rows"]]
-    assert {"F.linear", "torch.add", "lowbit.matmul", "lowbit.Linear", "two of lowbit.fuse"} <= set(cases)
+    assert {"F.linear", "torch.add", "lowbit.matmul", "lowbit.Linear", "two of lowbit.fuse, no bias"} <= set(cases)
     for row in record["rows"]:
         assert 0 < row["least_us"] <= row["us"] <= row["most_us"] and f"| {row['case']} |" in printed
     assert {"marlin", "machete", "humming"} <= set(record["skipped"]) and str(tmp_path) not in out.read_text()
@@ -41,7 +41,7 @@ def test_cases_make_the_products_that_they_name():
             y = cases[name]()
             # The bias is that of a new layer of torch: 1/8 at most.
             torch.testing.assert_close(y.float(), exact, rtol=1e-3, atol=0.13 if "bias" in name else 2e-3, msg=name)
-        cases["two of lowbit.fuse"]()
+        cases["two of lowbit.fuse, no bias"]()
     assert cases["lowbit.matmul, out"]() is cases["lowbit.matmul, out"]()
 
 
