@@ -85,8 +85,16 @@ def test_exported_program_runs_in_another_process(tmp_path):
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="AOTInductor needs a C++ compiler")
 @pytest.mark.skipif(CUDA_HOME is None, reason="AOTInductor needs the headers of a CUDA toolkit (CUDA_HOME)")
 def test_a_package_of_aot_inductor_runs_with_any_batch_size(tmp_path):
-    net = model()
-    path = torch._inductor.aoti_compile_and_package(exported(net), package_path=str(tmp_path / "net.pt2"))
-    package = torch._inductor.aoti_load_package(path)
-    for m in ROWS:
-        assert_same(package(rows(m)), net(rows(m)))
+    own, found = packaged("torch", tmp_path), packaged("lowbit", tmp_path)
+    if own.returncode:
+        reason = (own.stderr.strip().splitlines() or [f"exit status {own.returncode}"])[-1]
+        pytest.skip(f"AOTInductor fails here with torch's own layers too: {reason}")
+    assert found.returncode == 0 and "the same" in found.stdout, f"{found.returncode}: {found.stderr[-3000:]}"
+
+
+def packaged(kind: str, folder: Path) -> subprocess.CompletedProcess:
+    (place := folder / kind).mkdir()
+    command = [sys.executable, "-X", "faulthandler", "-m", "gpu.packaged", kind, str(place)]
+    here = [str(Path(lowbit.__file__).parents[1]), str(Path(__file__).parents[1])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*here, *filter(None, [os.environ.get("PYTHONPATH")])])}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
