@@ -10,7 +10,6 @@ the graph that was timed is held against float64. benchmarks/README.md says how 
 from __future__ import annotations
 
 import argparse
-import datetime
 import math
 import os
 import sys
@@ -26,6 +25,7 @@ import matmul_report as report  # noqa: E402
 import peers_gpu  # noqa: E402
 import torch  # noqa: E402
 from decoder_layer import SHAPES, Shape, Small, step  # noqa: E402
+from gpu_record import Record  # noqa: E402
 from peers_gpu.side import Problem, Side, exact_product  # noqa: E402
 
 from lowbit.commands.selftest import TOLERANCE  # noqa: E402
@@ -231,11 +231,11 @@ def progress(text: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    args, date = options(argv), datetime.datetime.now(datetime.timezone.utc)
+    args, record = options(argv), Record(__file__, argv)
     if not args.dry and not torch.cuda.is_available():
         print("bench_chain.py: error: needs a CUDA device; --dry tries the options on the CPU", file=sys.stderr)
         return 2
-    run = Run(args, time.monotonic())
+    run = Run(args, record.begin)
     try:
         sides, run.skipped = collect(args)
     except LowbitError as why:
@@ -244,17 +244,9 @@ def main(argv: list[str]) -> int:
     with torch.inference_mode():
         for model in args.models:
             run.model(model, sides)
-    device, method = report.describe(args.dry), {"group": args.group, "least_ms": args.least_ms}
     print(chain_report.everything(run.rows, run.skipped, run.small.how))
-    if args.out != "-":
-        name = f"chain_{date:%Y%m%d_%H%M}.json"
-        path = args.out or os.path.join(HERE, "results", args.device or report.slug(device["name"]), name)
-        report.write(path, {
-            "format": 1, "command": report.command(argv, "bench_chain.py"), "date": date.isoformat(timespec="seconds"),
-            "seconds": round(time.monotonic() - run.begin, 1), "versions": report.versions(), "device": device,
-            "method": method | {"small": run.small.how}, "skipped": run.skipped, "rows": run.rows,
-        })  # fmt: skip
-        print(f"written: {os.path.relpath(path)}")
+    method = {"group": args.group, "least_ms": args.least_ms, "small": run.small.how}
+    record.keep(args, method=method, skipped=run.skipped, rows=run.rows)
     return 1 if any(row["wrong"] for row in run.rows) else 0
 
 

@@ -10,7 +10,6 @@ benchmarks/README.md says what is counted.
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
 import json
 import os
@@ -25,6 +24,7 @@ sys.path.append(os.path.dirname(HERE))  # the checkout's lowbit, where none is i
 import decoder_layer  # noqa: E402
 import matmul_report as report  # noqa: E402
 import torch  # noqa: E402
+from gpu_record import Record  # noqa: E402
 
 import lowbit  # noqa: E402
 from lowbit.pack.layout import codes_shape, padded_shape  # noqa: E402
@@ -172,7 +172,7 @@ def options(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    args, date, begin = options(argv), datetime.datetime.now(datetime.timezone.utc), time.monotonic()
+    args, record = options(argv), Record(__file__, argv)
     if not args.dry and not torch.cuda.is_available():
         print("bench_graphs.py: error: needs a CUDA device; --dry tries the options on the CPU", file=sys.stderr)
         return 2
@@ -199,18 +199,8 @@ def main(argv: list[str]) -> int:
                 skipped[f"{way}, {vocabulary} logits"] = (done.stderr.strip().splitlines() or ["no reason"])[-1]
     print(table(rows))
     print("\n".join(f"without {name}: {why}" for name, why in skipped.items()))
-    if args.out != "-":
-        device = report.describe(args.dry)
-        name = f"graphs_{date:%Y%m%d_%H%M}.json"
-        path = args.out or os.path.join(HERE, "results", args.device or report.slug(device["name"]), name)
-        report.write(path, {
-            "format": 1, "command": report.command(argv, "bench_graphs.py"), "date": date.isoformat(timespec="seconds"),
-            "seconds": round(time.monotonic() - begin, 1), "versions": report.versions(), "device": device,
-            "method": {"ms": args.ms, "layers": args.layers, "vocabulary": args.vocabulary,
-                       "compiled": args.compiled}, "skipped": skipped,
-            "rows": rows,
-        })  # fmt: skip
-        print(f"written: {os.path.relpath(path)}")
+    method = {key: getattr(args, key) for key in ("ms", "layers", "vocabulary", "compiled")}
+    record.keep(args, method=method, skipped=skipped, rows=rows)
     return 0 if rows and all(row["equal"] for row in rows) else 1
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import itertools
 import json
 import os
@@ -27,6 +26,7 @@ sys.path.append(os.path.dirname(HERE))  # the checkout's lowbit, where none is i
 import matmul_report as report  # noqa: E402
 import peers_gpu  # noqa: E402
 import torch  # noqa: E402
+from gpu_record import Record  # noqa: E402
 
 import lowbit  # noqa: E402
 from lowbit.fused import Fused  # noqa: E402
@@ -223,7 +223,7 @@ def options(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    args, date, begin = options(argv), datetime.datetime.now(datetime.timezone.utc), time.monotonic()
+    args, record = options(argv), Record(__file__, argv)
     if not args.dry and not torch.cuda.is_available():
         print("bench_host.py: error: needs a CUDA device; --dry tries the options on the CPU", file=sys.stderr)
         return 2
@@ -240,18 +240,9 @@ def main(argv: list[str]) -> int:
     skipped |= why
     print(table(rows), first_table(first), sep="\n\n")
     print("\n".join(f"without {name}: {why}" for name, why in skipped.items()))
-    if args.out != "-":
-        described = report.describe(args.dry)
-        name = f"host_{date:%Y%m%d_%H%M}.json"
-        path = args.out or os.path.join(HERE, "results", args.device or report.slug(described["name"]), name)
-        method = {key: getattr(args, key) for key in ("shape", "m", "type", "act", "group", "calls", "trials", "mode")}
-        report.write(path, {
-            "format": 1, "command": report.command(argv, "bench_host.py"), "date": date.isoformat(timespec="seconds"),
-            "seconds": round(time.monotonic() - begin, 1), "versions": report.versions(), "device": described,
-            "method": method, "skipped": skipped, "rows": [{"case": name, **row} for name, row in rows.items()],
-            "first": first,
-        })  # fmt: skip
-        print(f"written: {os.path.relpath(path)}")
+    method = {key: getattr(args, key) for key in ("shape", "m", "type", "act", "group", "calls", "trials", "mode")}
+    listed = [{"case": name, **row} for name, row in rows.items()]
+    record.keep(args, method=method, skipped=skipped, rows=listed, first=first)
     return 0
 
 

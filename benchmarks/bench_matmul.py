@@ -10,7 +10,6 @@ Each answer is verified before it is timed. benchmarks/README.md says how and wh
 from __future__ import annotations
 
 import argparse
-import datetime
 import math
 import os
 import sys
@@ -24,6 +23,7 @@ import gpu_timing  # noqa: E402
 import matmul_report as report  # noqa: E402
 import peers_gpu  # noqa: E402
 import torch  # noqa: E402
+from gpu_record import Record  # noqa: E402
 from peers_gpu.side import error, exact_product  # noqa: E402
 
 from lowbit.commands.selftest import TOLERANCE  # noqa: E402
@@ -141,11 +141,11 @@ def progress(text: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    args, date = options(argv), datetime.datetime.now(datetime.timezone.utc)
+    args, record = options(argv), Record(__file__, argv)
     if not args.dry and not torch.cuda.is_available():
         print("bench_matmul.py: error: needs a CUDA device; --dry tries the options on the CPU", file=sys.stderr)
         return 2
-    run = Run(args, time.monotonic())
+    run = Run(args, record.begin)
     try:
         sides, run.skipped = peers_gpu.collect(args.types, args.acts, args.group, args.zeros, args.tiles, args.peers)
     except LowbitError as why:
@@ -156,19 +156,9 @@ def main(argv: list[str]) -> int:
             run.shape(n, k, sides)
             if not args.dry:
                 torch.cuda.empty_cache()
-    seconds = round(time.monotonic() - run.begin, 1)
-    device = report.describe(args.dry)
     print(report.everything(run.rows, run.skipped, args.targets))
-    if args.out != "-":
-        name = f"matmul_{date:%Y%m%d_%H%M}.json"
-        path = args.out or os.path.join(HERE, "results", args.device or report.slug(device["name"]), name)
-        method = {name: getattr(args, name) for name in ("group", "zeros", "least_ms", "heat_ms")}
-        report.write(path, {
-            "format": 1, "command": report.command(argv), "date": date.isoformat(timespec="seconds"),
-            "seconds": seconds, "versions": report.versions(), "device": device, "method": method,
-            "skipped": run.skipped, "rows": run.rows,
-        })  # fmt: skip
-        print(f"written: {os.path.relpath(path)}")
+    method = {name: getattr(args, name) for name in ("group", "zeros", "least_ms", "heat_ms")}
+    record.keep(args, method=method, skipped=run.skipped, rows=run.rows)
     return 1 if any(row["wrong"] for row in run.rows) else 0
 
 

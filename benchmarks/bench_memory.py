@@ -9,10 +9,8 @@ benchmarks/README.md says how and what the result file holds.
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
 import sys
-import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE] if HERE not in sys.path else []
@@ -21,6 +19,7 @@ sys.path.append(os.path.dirname(HERE))  # the checkout's lowbit, where none is i
 import gpu_timing  # noqa: E402
 import matmul_report as report  # noqa: E402
 import torch  # noqa: E402
+from gpu_record import Record  # noqa: E402
 
 import lowbit  # noqa: E402
 from lowbit import extension  # noqa: E402
@@ -75,7 +74,7 @@ def options(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    args, date, begin = options(argv), datetime.datetime.now(datetime.timezone.utc), time.monotonic()
+    args, record = options(argv), Record(__file__, argv)
     if not torch.cuda.is_available():
         print("bench_memory.py: error: needs a CUDA device", file=sys.stderr)
         return 2
@@ -91,16 +90,7 @@ def main(argv: list[str]) -> int:
         torch.cuda.empty_cache()
         lines.append([dtype, f"{n} x {k}", *cells])
     print(report.markdown(lines))
-    if args.out != "-":
-        described = report.describe(False)
-        folder = os.path.join(HERE, "results", args.device or report.slug(described["name"]))
-        path = args.out or os.path.join(folder, f"memory_{date:%Y%m%d_%H%M}.json")
-        report.write(path, {
-            "format": 1, "command": report.command(argv, "bench_memory.py"), "date": date.isoformat(timespec="seconds"),
-            "seconds": round(time.monotonic() - begin, 1), "versions": report.versions(), "device": described,
-            "rows": rows,
-        })  # fmt: skip
-        print(f"written: {os.path.relpath(path)}")
+    record.keep(args, rows=rows)
     return 0
 
 

@@ -12,7 +12,6 @@ benchmarks/README.md says what the result file holds.
 from __future__ import annotations
 
 import argparse
-import datetime
 import math
 import os
 import statistics
@@ -27,6 +26,7 @@ sys.path.append(os.path.dirname(HERE))  # the checkout's lowbit, where none is i
 
 import matmul_report as report  # noqa: E402
 import torch  # noqa: E402
+from gpu_record import Record  # noqa: E402
 
 import lowbit  # noqa: E402
 from lowbit.autotune import cache, plan, tuned  # noqa: E402
@@ -181,7 +181,7 @@ def add_to_table(path: Path, ship: dict, versions: dict, date: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    args, date, begin = options(argv), datetime.datetime.now(datetime.timezone.utc), time.monotonic()
+    args, record = options(argv), Record(__file__, argv)
     rows, tuning, ship, skipped = [], [], {}, {}
     if args.dry:
         dry(args, rows)
@@ -196,7 +196,7 @@ def main(argv: list[str]) -> int:
         os.environ["LOWBIT_CACHE"] = folder  # what this machine has measured before is not to be judged
         for dtype, act, (n, k) in ((d, a, s) for s in args.shapes for d in args.types for a in args.acts):
             where = f"{dtype} {act} {n}x{k}"
-            if time.monotonic() - begin > args.deadline:
+            if record.seconds > args.deadline:
                 skipped[where] = "the deadline had passed"
                 continue
             try:
@@ -206,20 +206,11 @@ def main(argv: list[str]) -> int:
             torch.cuda.empty_cache()
             took = tuning[-1]["seconds"] if tuning else 0
             print(f"{where}: {skipped.get(where) or f'tuned in {took:.2f} s'}", file=sys.stderr, flush=True)
-    device, versions = report.describe(False), report.versions()
-    if args.out != "-":
-        path = args.out or os.path.join(
-            HERE, "results", args.device or report.slug(device["name"]), f"tune_{date:%Y%m%d_%H%M}.json"
-        )
-        report.write(path, {
-            "format": 1, "command": report.command(argv).replace("bench_matmul", "bench_tune"),
-            "date": date.isoformat(timespec="seconds"), "seconds": round(time.monotonic() - begin, 1),
-            "versions": versions, "device": device, "method": {"rounds": ROUNDS, "heat_ms": args.heat_ms},
-            "skipped": skipped, "tuning": tuning, "rows": rows,
-        })  # fmt: skip
-        print(f"written: {os.path.relpath(path)}")
+    method = {"rounds": ROUNDS, "heat_ms": args.heat_ms}
+    record.keep(args, method=method, skipped=skipped, tuning=tuning, rows=rows)
     if args.ship and ship:
-        print(add_to_table(args.ship, ship, versions, date.isoformat(timespec="seconds")))
+        about = record.about()
+        print(add_to_table(args.ship, ship, about["versions"], about["date"]))
     for where, why in skipped.items():
         print(f"without {where}: {why}")
     if rows:

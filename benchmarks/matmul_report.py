@@ -1,17 +1,8 @@
-"""The tables that bench_matmul.py prints, its targets, and the record that stays."""
+"""The tables that bench_matmul.py prints, its targets, and the options that benchmarks on a GPU share."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
-import os
-import shlex
-
-import torch
-from peers_cpu.machine import slug
-from peers_cpu.report import write
-
-__all__ = ["describe", "everything", "markdown", "slug", "write"]
 
 #: Microseconds to reach on an H200, by (N, K), M and bits of int weights, x fp16, group 128.
 TARGET_BITS = (1, 2, 3, 4, 6, 8)
@@ -30,38 +21,6 @@ SHAPES = {
         (8192, 3584), (4608, 3584), (37888, 3584), (55296, 5120), (5120, 27648), (3584, 14336),
     ],
 }  # fmt: skip
-
-
-def describe(dry: bool) -> dict:
-    """The device that was timed."""
-    if dry:
-        return {"name": "dry run"}
-    found = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return {
-        "name": found.name,
-        "multiprocessors": found.multi_processor_count,
-        "memory_gb": round(found.total_memory / 1e9, 1),
-        "compute_capability": f"{found.major}.{found.minor}",
-    }
-
-
-def versions() -> dict[str, str]:
-    """Version of every library that took part, and of CUDA."""
-    import lowbit
-
-    found = {"lowbit": lowbit.__version__, "cuda": str(torch.version.cuda)}
-    for name in ("torch", "humming-kernels"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def command(argv: list[str], script: str = "bench_matmul.py") -> str:
-    """What was typed, with file names in place of paths: a result file tells nothing of folders."""
-    given = [os.path.basename(a) if "/" in a else a for a in argv]
-    return shlex.join(["python", f"benchmarks/{script}", *given])
 
 
 def line(rows: list[dict], side: str, act: str, shape: tuple[int, int]) -> str:

@@ -1,18 +1,16 @@
-"""Times every tile of family gemm_sm90 that may be worth it for some shapes and numbers of rows of x: what
-fit_tile_costs.py makes the constants of csrc/cuda/plan.h from.
+"""Times every tile of families decode (up to 4 tokens) and gemm_sm90 that may be worth it for some shapes and numbers
+of rows of x: what fit_tile_costs.py makes the constants of csrc/cuda/plan.h from.
 
-    python benchmarks/sweep_tiles.py --types int4 --out tiles.json
+    python benchmarks/sweep_tiles.py --types int4
 
-The result holds ``command``, ``date``, ``versions``, ``device`` and ``rows``: [weight, N, K, M, tile, us].
+The result has the keys of other benchmarks on a GPU; ``rows`` are [weight, N, K, M, tile, us].
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
 import sys
-import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE] if HERE not in sys.path else []
@@ -22,15 +20,17 @@ import gpu_timing  # noqa: E402
 import matmul_report as report  # noqa: E402
 import peers_gpu  # noqa: E402
 import torch  # noqa: E402
+from gpu_record import Record  # noqa: E402
 from peers_gpu.lowbit_side import LowbitSide  # noqa: E402
 
-TILES = (8, 16, 32, 48, 64, 96, 128, 160, 192, 208, 256)
+TILES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 208, 256)
 ROWS = (1, 2, 4, 5, 8, 9, 13, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 200, 256, 384, 512, 1000, 2048, 8192)
 
 
 def worth_timing(tile: int, m: int) -> bool:
     """Whether a tile is near the fastest one for m rows of x."""
-    ranges = {8: (1, 8), 16: (5, 16), 32: (1, 64), 48: (25, 96), 64: (9, 256), 96: (41, 384), 128: (48, 1000)}
+    ranges = {1: (1, 1), 2: (1, 2), 4: (1, 4)}
+    ranges |= {8: (1, 8), 16: (5, 16), 32: (1, 64), 48: (25, 96), 64: (9, 256), 96: (41, 384), 128: (48, 1000)}
     ranges |= {160: (97, 2048), 192: (129, 2048), 208: (161, 2048), 256: (161, 1 << 30)}
     least, most = ranges[tile]
     return least <= m <= most
@@ -45,21 +45,22 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--least-ms", type=float, default=3, help="ms of replays in each of 5 trials (3)")
     parser.add_argument("--heat-ms", type=float, default=60, help="ms of work before products of 96 rows and more (60)")
     parser.add_argument("--deadline", type=float, default=600, help="seconds after which nothing new is begun")
-    parser.add_argument("--out", required=True, help="result file")
+    parser.add_argument("--device", help="folder under benchmarks/results (from the device's name)")
+    parser.add_argument("--out", help="result file (benchmarks/results/<device>/sweep_tiles_<date>.json)")
     args = parser.parse_args(argv)
     shapes = report.SHAPES["models"] + report.SHAPES["targets"]
     if args.shapes:
         shapes = [tuple(map(int, shape.split("x"))) for shape in args.shapes.split(",")]
     ms = tuple(map(int, args.rows.split(","))) if args.rows else ROWS
     tiles = tuple(map(int, args.tiles.split(","))) if args.tiles else TILES
-    rows, begin, cache = [], time.monotonic(), gpu_timing.cache_bytes()
+    rows, record, cache = [], Record(__file__, argv), gpu_timing.cache_bytes()
     with torch.inference_mode():
         for n, k in shapes:
             problem = peers_gpu.Problem.make(n, k, "cuda", lambda nbytes: gpu_timing.copies_for(nbytes, cache))
             tokens = torch.randn(max(ms), k, device="cuda").half()
             for dtype in args.types.split(","):
                 for tile in tiles:
-                    if time.monotonic() - begin > args.deadline:
+                    if record.seconds > args.deadline:
                         continue
                     calls = LowbitSide(dtype, "float16", 128, tile=f"n{tile}").open(problem).calls
                     for m in (m for m in ms if worth_timing(tile, m)):
@@ -69,17 +70,8 @@ def main(argv: list[str]) -> int:
                         us = gpu_timing.graph_us(turns, args.least_ms, 5, heat).us
                         rows.append([dtype, n, k, m, tile, round(us, 3)])
             torch.cuda.empty_cache()
-            print(f"{n}x{k}: {len(rows)} products, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    command = report.command(argv).replace("bench_matmul", "sweep_tiles")
-    about = {
-        "format": 1,
-        "command": command,
-        "date": date,
-        "versions": report.versions(),
-        "device": report.describe(False),
-    }
-    report.write(args.out, {**about, "rows": rows})
+            print(f"{n}x{k}: {len(rows)} products, {record.seconds:.0f} s", file=sys.stderr, flush=True)
+    record.keep(args, rows=rows)
     return 0
 
 

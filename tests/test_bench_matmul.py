@@ -13,6 +13,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
 import bench_matmul  # noqa: E402
+import gpu_record  # noqa: E402
 import gpu_timing  # noqa: E402
 import matmul_report as report  # noqa: E402
 import peers_gpu  # noqa: E402
@@ -96,7 +97,7 @@ def test_options():
 
 def test_command_holds_no_folder():
     given = ["--targets", "--out", "/home/somebody/r.json"]
-    assert report.command(given) == "python benchmarks/bench_matmul.py --targets --out r.json"
+    assert gpu_record.command(given, "bench_matmul.py") == "python benchmarks/bench_matmul.py --targets --out r.json"
 
 
 # ---- sides ----------------------------------------------------------------------------------------------------------
