@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from . import extension
+from . import cuda_devices
 from .autotune import cache, tuned
 from .autotune.plan import candidates, device_of
 from .autotune.problem import Problem, Span, spans_of
@@ -115,7 +115,7 @@ def distinct(weight, act: str | None = None) -> list[tuple[Problem, int, Callabl
         places = [
             (x.scheme, (x.out_features, x.in_features), x._numbers, x.codebook, x.scales, x.float_dtype, _packed(x))
             for x in layers
-            if x.layout == "nvidia" and extension.cuda_kernels(x.qweight.device.index or 0)
+            if x.layout == "nvidia" and cuda_devices.cuda_kernels(x.qweight.device.index or 0)
         ]
         reason = (
             None if places else f"got a {type(weight).__name__} with {len(layers)} layers of lowbit, none of them so"

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from lowbit import extension
+from lowbit import extension, kernel_list, libraries
 from lowbit.errors import SchemeError
 from tools import check_wheel, link_stubs
 
 ROOT = Path(__file__).resolve().parent.parent
-MANIFEST = extension.LIBRARY.with_name("manifest.json")
+MANIFEST = libraries.LIBRARY.with_name("manifest.json")
 CXX = os.environ.get("CXX") or shutil.which("g++")
 needs_compiler = pytest.mark.skipif(
     CXX is None or shutil.which("readelf") is None, reason="needs g++ and readelf (binutils)"
@@ -153,8 +153,8 @@ def test_no_kernel_is_named_outside_the_list():
 def cuda_rows() -> list[str]:
     """The kernels of the CUDA library. Asked in a process of its own: here it is loaded only where torch sees a GPU."""
     code = (
-        "from lowbit import extension as e; e.load()\n"
-        "print(e._open_library(e.CUDA_LIBRARY, 'lowbit_cuda_kernel_rows').lowbit_cuda_kernel_rows().decode())"
+        "from lowbit import extension, libraries; extension.load()\n"
+        "print(libraries.open_cuda().lowbit_cuda_kernel_rows().decode())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -164,17 +164,17 @@ def cuda_rows() -> list[str]:
 def test_the_installed_libraries_have_the_kernels_of_their_manifest():
     extension.load()
     kernels = json.loads(MANIFEST.read_text())["kernels"]
-    names = {path.name: [] for path in (extension.LIBRARY, extension.CUDA_LIBRARY)}
+    names = {path.name: [] for path in (libraries.LIBRARY, libraries.CUDA_LIBRARY)}
     for kernel in kernels:
         names[kernel["library"]].append(kernel["name"])
-    assert extension.kernel_rows() == names[extension.LIBRARY.name]
-    assert (cuda_rows() if extension.CUDA_LIBRARY.is_file() else []) == names[extension.CUDA_LIBRARY.name]
+    assert kernel_list.kernel_rows() == names[libraries.LIBRARY.name]
+    assert (cuda_rows() if libraries.CUDA_LIBRARY.is_file() else []) == names[libraries.CUDA_LIBRARY.name]
     isas = {kernel["isa"] for kernel in kernels if kernel["family"] == "cpu"}
     assert set(extension.isas()) <= isas or not isas
 
 
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf (binutils)")
-@pytest.mark.parametrize("library", [extension.LIBRARY, extension.CUDA_LIBRARY], ids=lambda path: path.stem)
+@pytest.mark.parametrize("library", [libraries.LIBRARY, libraries.CUDA_LIBRARY], ids=lambda path: path.stem)
 def test_the_installed_library_needs_no_symbol_that_the_oldest_torch_lacks(library):
     if not library.is_file():
         pytest.skip("this build has no CUDA kernels")

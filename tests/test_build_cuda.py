@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lowbit import extension
+from lowbit import cuda_devices, extension, libraries
 from tools import build_graph, cuda
 from tools.link_stubs import CUDA_LIBRARIES
 
@@ -123,14 +123,14 @@ def test_each_unit_is_compiled_for_what_its_kernels_run_on(tmp_path):
     ]
 
 
-@pytest.mark.skipif(not extension.CUDA_LIBRARY.is_file(), reason="this build has no CUDA kernels")
+@pytest.mark.skipif(not libraries.CUDA_LIBRARY.is_file(), reason="this build has no CUDA kernels")
 def test_the_cuda_library_loads_without_a_gpu_and_beside_the_other():
     code = (
-        "import torch; from lowbit import extension as e\n"
-        "cpu = e.load(); gpu = e._open_library(e.CUDA_LIBRARY, 'lowbit_cuda_archs')\n"
+        "import torch; from lowbit import extension, libraries\n"
+        "cpu = extension.load(); gpu = libraries.open_cuda()\n"
         "print(gpu.lowbit_cuda_archs().decode(), gpu.lowbit_cuda_runtime(), gpu.lowbit_cuda_driver() >= 0)\n"
         "print(any(hasattr(gpu, n) for n in ('lowbit_isa', 'lowbit_kernel_rows')), hasattr(cpu, 'lowbit_cuda_archs'))\n"
-        "torch.ops.load_library(e.CUDA_LIBRARY); torch.ops.load_library(e.LIBRARY)"
+        "torch.ops.load_library(libraries.CUDA_LIBRARY); torch.ops.load_library(libraries.LIBRARY)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     first, second = done.stdout.splitlines()
@@ -148,7 +148,7 @@ def test_the_cuda_library_loads_without_a_gpu_and_beside_the_other():
     ],
 )  # fmt: skip
 def test_which_gpus_code_runs_on(arch, capability, runs):
-    assert extension.code_runs(arch, *capability) == runs
+    assert cuda_devices.code_runs(arch, *capability) == runs
 
 
 def fake_library(archs: str, driver: int):
@@ -172,13 +172,13 @@ def fake_library(archs: str, driver: int):
 def test_a_gpu_that_the_kernels_cannot_use_is_told_once(monkeypatch, library, words):
     extension.load()
     monkeypatch.setattr(extension, "_cuda", library)
-    monkeypatch.setattr(extension, "_warned", set())
-    monkeypatch.setattr(extension, "_tables_read", set())
+    monkeypatch.setattr(cuda_devices, "_warned", set())
+    monkeypatch.setattr(cuda_devices, "_tables_read", set())
     monkeypatch.setenv("LOWBIT_TUNED", "0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        assert [extension.cuda_kernels(1), extension.cuda_kernels(1)] == [words is None] * 2
+        assert [cuda_devices.cuda_kernels(1), cuda_devices.cuda_kernels(1)] == [words is None] * 2
     assert len(seen) == (words is not None)
     if words:
         assert words in str(seen[0].message) and "torch operations" in str(seen[0].message)

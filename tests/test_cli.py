@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lowbit
-from lowbit import extension
+from lowbit import extension, kernel_list, libraries
 from lowbit.cli import COMMANDS, main
 from lowbit.commands import selftest as module
 from lowbit.commands import selftest_cuda
@@ -75,12 +75,12 @@ def test_bad_input_is_one_sentence_and_exit_code_2():
 def test_info_names_what_runs(capsys):
     assert main(["info"]) == 0
     text = capsys.readouterr().out
-    for fact in (lowbit.__version__, torch.__version__, str(extension.LIBRARY), *extension.isas()):
+    for fact in (lowbit.__version__, torch.__version__, str(libraries.LIBRARY), *extension.isas()):
         assert fact in text
     pw = lowbit.pack_weight(lowbit.quantize(torch.ones(64, 128), "uint3"))
     facts = lowbit.info(pw)
-    assert facts["in use"] == extension.isa() and facts["kernels"] == len(extension.kernel_rows())
-    assert facts["kernel for x bfloat16"] == extension.kernel_name("uint3", "bfloat16")
+    assert facts["in use"] == extension.isa() and facts["kernels"] == len(kernel_list.kernel_rows())
+    assert facts["kernel for x bfloat16"] == kernel_list.kernel_name("uint3", "bfloat16")
     assert facts["kernel for act='int8'"].startswith("wu3a8_cpu_") and facts["bits per weight"] == "3.25"
     with extension.force_isa("scalar"):
         assert lowbit.info(pw)["kernel for x float32"] == "wu3a32_cpu_scalar"
@@ -92,7 +92,7 @@ def test_selftest_passes_and_says_how_much_it_did(capsys):
     before = extension.isa()
     assert main(["selftest", "--only", "w*3a*"]) == 0
     seen = capsys.readouterr()
-    here = [name for name in extension.kernel_rows() if name.split("_")[-1] in extension.isas()]
+    here = [name for name in kernel_list.kernel_rows() if name.split("_")[-1] in extension.isas()]
     wanted = [name for name in here if "3a" in name]
     assert f"{len(wanted)} kernels right, 0 wrong" in seen.out and extension.isa() == before
     summary = lowbit.selftest("w4a32_cpu_scalar")
@@ -118,8 +118,8 @@ def test_selftest_finds_a_kernel_that_is_wrong(monkeypatch, capsys):
 
 def test_selftest_says_why_no_cuda_kernel_was_tried(monkeypatch):
     row = {"name": "w4a16_decode_n1", "family": "decode", "weight": "int4", "act": "float16", "tokens": 1}
-    scalar = [row for row in extension.manifest("cpu") if row["name"] == "w4a32_cpu_scalar"]
-    monkeypatch.setattr(extension, "manifest", lambda family=None: [row, *scalar])
+    scalar = [row for row in kernel_list.manifest("cpu") if row["name"] == "w4a32_cpu_scalar"]
+    monkeypatch.setattr(kernel_list, "manifest", lambda family=None: [row, *scalar])
     monkeypatch.setattr(extension, "_cuda", "torch sees no CUDA device")
     summary = lowbit.selftest("w4a*")
     assert summary and summary.passed == 1
@@ -130,7 +130,7 @@ def test_selftest_says_why_no_cuda_kernel_was_tried(monkeypatch):
 def test_selftest_counts_cuda_kernels_right_and_wrong(monkeypatch):
     rows = [tile("decode", tokens, "80") for tokens in (1, 2)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    monkeypatch.setattr(extension, "manifest", lambda family=None: rows)
+    monkeypatch.setattr(kernel_list, "manifest", lambda family=None: rows)
     monkeypatch.setattr(selftest_cuda, "why_not_here", lambda: None)
     monkeypatch.setattr(selftest_cuda, "check", lambda rows: zip(rows, (None, "got 2"), strict=True))
     summary = lowbit.selftest()
@@ -152,7 +152,7 @@ TILES = [
 
 @pytest.mark.parametrize("capability, count", [((8, 0), 2), ((9, 0), 5), ((10, 0), 4), ((12, 0), 2)])
 def test_selftest_leaves_out_kernels_for_another_gpu(monkeypatch, capability, count):
-    monkeypatch.setattr(extension, "manifest", lambda family=None: TILES)
+    monkeypatch.setattr(kernel_list, "manifest", lambda family=None: TILES)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(selftest_cuda, "why_not_here", lambda: None)
     monkeypatch.setattr(selftest_cuda, "check", lambda rows: [(row, None) for row in rows])
@@ -164,7 +164,7 @@ def test_selftest_leaves_out_kernels_for_another_gpu(monkeypatch, capability, co
 def test_info_names_the_tiles_that_a_gpu_runs(monkeypatch):
     dequant = {"name": "w4a16_dequant_rows", "family": "dequant", "archs": ("80", "90a", "100", "120")}
     rows = [*TILES, dequant | {"weight": "int4", "act": "float16"}]
-    monkeypatch.setattr(extension, "manifest", lambda family=None: rows)
+    monkeypatch.setattr(kernel_list, "manifest", lambda family=None: rows)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
 
     def up_to(family, rows):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lowbit
-from lowbit import DeviceError, DtypeError, SchemeError, ShapeError, extension, reference
+from lowbit import DeviceError, DtypeError, SchemeError, ShapeError, extension, kernel_list, reference
 from lowbit.scheme import GROUP_SIZES, ZERO_KINDS
 from lowbit.tensor import QuantTensor
 
@@ -71,7 +71,7 @@ def test_every_kernel_agrees_with_the_reference(isa, bits, kind):
             qt = example(37, 301, bits, group, kind, FLOATS[i % 3], seed=group + bits)
             pw, bias = lowbit.pack_weight(qt), torch.randn(37, generator=torch.Generator().manual_seed(3))
             for dtype in FLOATS:
-                assert extension.kernel_name(f"codebook{bits}", str(dtype)[6:]).endswith(f"_cpu_{isa}")
+                assert kernel_list.kernel_name(f"codebook{bits}", str(dtype)[6:]).endswith(f"_cpu_{isa}")
                 for m in (1, 2, 19):
                     x = torch.randn(m, 301, generator=torch.Generator().manual_seed(m)).to(dtype)
                     assert_product(lowbit.matmul(x, pw, bias), x, qt, bias)
@@ -182,10 +182,10 @@ def test_nothing_warns_that_it_is_slow():
 
 def test_info_and_selftest_name_its_kernels():
     facts = lowbit.info(lowbit.pack_weight(example()))
-    assert facts["kernel for x float16"] == extension.kernel_name("codebook4", "float16")
+    assert facts["kernel for x float16"] == kernel_list.kernel_name("codebook4", "float16")
     assert facts["kernel for act='int8'"] == "none in this build"
     usable = [
-        row for row in extension.kernel_rows() if row.startswith("wc4") and row.split("_")[-1] in extension.isas()
+        row for row in kernel_list.kernel_rows() if row.startswith("wc4") and row.split("_")[-1] in extension.isas()
     ]
     assert lowbit.selftest("wc4*_cpu_*").passed == len(usable) == 3 * len(extension.isas())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import lowbit
-from lowbit import env, extension
+from lowbit import env, extension, kernel_list, libraries
 
 ROOT = Path(lowbit.__file__).parents[1]
 
@@ -55,7 +55,7 @@ def test_misspelt_instruction_set_is_an_error_with_the_nearest(code):
 
 def test_instruction_set_that_the_cpu_lacks_is_an_error():
     # Every CPU has the scalar kernels, so the library is asked with the ISAs that this CPU lacks, if any.
-    rows = re.findall(r"_cpu_(\w+)", "\n".join(extension.kernel_rows()))
+    rows = re.findall(r"_cpu_(\w+)", "\n".join(kernel_list.kernel_rows()))
     lacking = sorted(set(rows) - set(extension.isas()))
     if not lacking:
         pytest.skip("this CPU has every instruction set of the build")
@@ -141,7 +141,7 @@ def test_library_of_something_else_is_refused(installation):
 
 
 def test_second_copy_of_the_library_in_one_process_is_survived(tmp_path):
-    copy = shutil.copy(extension.LIBRARY, tmp_path / "liblowbit_cpu.so")
+    copy = shutil.copy(libraries.LIBRARY, tmp_path / "liblowbit_cpu.so")
     done = python(
         f"import torch, lowbit; from lowbit import extension; extension.load(); torch.ops.load_library({str(copy)!r})\n"
         "pw = lowbit.pack_weight(lowbit.quantize(torch.ones(16, 32), 'int4', group_size=32))\n"
@@ -153,6 +153,6 @@ def test_second_copy_of_the_library_in_one_process_is_survived(tmp_path):
 def test_manifest_that_does_not_fit_the_library_is_refused(monkeypatch, tmp_path):
     for text in ("", "{}", '{"kernels": []}'):
         (tmp_path / "manifest.json").write_text(text)
-        monkeypatch.setattr(extension, "MANIFEST", tmp_path / "manifest.json")
+        monkeypatch.setattr(kernel_list, "MANIFEST", tmp_path / "manifest.json")
         with pytest.raises(lowbit.ExtensionError):
-            extension.manifest()
+            kernel_list.manifest()

@@ -5,7 +5,7 @@ import torch
 from test_plan_log import AS_IF, needs_library, python
 
 import lowbit
-from lowbit import extension
+from lowbit import extension, kernel_list, libraries
 
 
 class Library:
@@ -30,7 +30,7 @@ def library(monkeypatch):
     made = Library()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(extension, "_open_cuda_library", lambda: made)
+    monkeypatch.setattr(libraries, "open_cuda", lambda: made)
     monkeypatch.setattr(extension, "_forced", None)
     return made
 
@@ -81,7 +81,7 @@ def test_a_hint_names_few_of_many():
 
 @needs_library
 def test_the_library_itself_knows_its_kernels():
-    name = next(row["name"] for row in extension.manifest() if row["library"] == extension.CUDA_LIBRARY.name)
+    name = next(row["name"] for row in kernel_list.manifest() if row["library"] == libraries.CUDA_LIBRARY.name)
     done = python(AS_IF + "print(extension._forced)", LOWBIT_FORCE_KERNEL=name)
     assert done.stdout == f"{name.encode()!r}\n", done.stderr
     done = python(AS_IF, LOWBIT_FORCE_KERNEL=name + "0")

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lowbit
-from lowbit import extension, reference
+from lowbit import extension, kernel_list, reference
 from lowbit.commands.selftest import TOLERANCE, random_weight
 from lowbit.dtypes import KERNEL_TYPES, WEIGHT_TYPES, act_type, kernel_type
 
-ROWS = extension.manifest("cpu")
+ROWS = kernel_list.manifest("cpu")
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -89,7 +89,7 @@ def test_kernel_agrees_with_the_reference_in_float64(row):
     if row["isa"] not in extension.isas():
         pytest.skip(f"this CPU lacks {row['isa']}")
     with extension.force_isa(row["isa"]):
-        assert extension.kernel_name(row["weight"], row["act"]) == row["name"]
+        assert kernel_list.kernel_name(row["weight"], row["act"]) == row["name"]
         for x, pw, bias, act, expected in cases(row["weight"], row["act"]):
             y = lowbit.matmul(x, pw, bias, act=act)
             assert y.dtype == x.dtype
@@ -102,7 +102,7 @@ def test_build_has_every_kernel_of_every_instruction_set():
     for isa in extension.isas():
         for wtype in KERNEL_TYPES:
             for act in ("float32", "float16", "bfloat16", "int8")[: 3 if wtype.kind == "codebook" else 4]:
-                assert extension.kernel_name(wtype.name, act, isa).endswith(f"_{isa}")
+                assert kernel_list.kernel_name(wtype.name, act, isa).endswith(f"_{isa}")
 
 
 # ---- shapes and strides ---------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lowbit
-from lowbit import extension
+from lowbit import extension, kernel_list, libraries
 from lowbit.autotune.plan import BUCKETS, DEVICES, Candidate, Device, candidates, device_of, find_device
 from lowbit.autotune.table import plan_table
 from lowbit.cli import main
@@ -71,7 +71,7 @@ def test_what_can_not_be_planned_is_one_sentence(library, monkeypatch, tmp_path)
     monkeypatch.setattr(extension, "_cuda", "torch sees no CUDA device")
     with pytest.raises(lowbit.ExtensionError, match="torch sees no CUDA device"):
         device_of(0)
-    monkeypatch.setattr(extension, "CUDA_LIBRARY", tmp_path / "none.so")
+    monkeypatch.setattr(libraries, "CUDA_LIBRARY", tmp_path / "none.so")
     with pytest.raises(lowbit.ExtensionError, match="built without CUDA kernels"):
         candidates(INT4, "float16", 1, 16, 16, H200)
     (tmp_path / "none.so").write_bytes(b"\x7fELF no library")
@@ -136,7 +136,7 @@ def test_the_command_plans_without_a_gpu(library, capsys):
     assert library.lowbit_cuda_plan.calls == [(11, 2, m, 8192, 4096, 64, 1, 0, 90, 132, 66) for m in (1, 16)]
     out = capsys.readouterr().out
     assert "uint4 [8192, 4096], group size 64, zeros zero" in out and "on h200, x bfloat16" in out
-    assert f"{extension.kernel_name('uint4', 'bfloat16')}, in use: {extension.isa()}" in out
+    assert f"{kernel_list.kernel_name('uint4', 'bfloat16')}, in use: {extension.isa()}" in out
     assert main(["info", "--plan", "int4", "64x64", "--device", "80,108,0"]) == 0
     assert [call[2] for call in library.lowbit_cuda_plan.calls[2:]] == list(BUCKETS)
     assert library.lowbit_cuda_plan.calls[2][8:] == (80, 108, 0)
@@ -162,7 +162,7 @@ def test_a_plan_that_is_asked_for_wrongly_is_one_sentence(library, arguments, wo
 
 
 def test_the_command_says_why_it_can_not_plan(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(extension, "CUDA_LIBRARY", tmp_path / "none.so")
+    monkeypatch.setattr(libraries, "CUDA_LIBRARY", tmp_path / "none.so")
     monkeypatch.setattr(extension, "_cuda", "torch sees no CUDA device")
     assert main(["info", "--plan", "int4", "64x64"]) == 2
     assert "built without CUDA kernels" in capsys.readouterr().err

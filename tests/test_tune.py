@@ -8,7 +8,7 @@ from test_plan import H200, needs_library
 from test_tuned_cache import H
 
 import lowbit
-from lowbit import extension, tuning
+from lowbit import cuda_devices, extension, tuning
 from lowbit.autotune import cache, tuned
 from lowbit.autotune.problem import Problem
 from lowbit.cli import main
@@ -40,7 +40,7 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(tuning, "device_of", lambda index: H200)
     monkeypatch.setattr(tuned, "machine_of", lambda index: H)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: H.device)
-    monkeypatch.setattr(extension, "cuda_kernels", lambda index: True)
+    monkeypatch.setattr(cuda_devices, "cuda_kernels", lambda index: True)
     tuned.forget()
     yield
     tuned.forget()
@@ -209,7 +209,7 @@ def test_a_forced_kernel_is_not_tuned_past(monkeypatch):
     ],
 )
 def test_the_command_says_what_is_wrong_before_it_loads_a_model(monkeypatch, capsys, arguments, words):
-    monkeypatch.setattr(extension, "why_no_cuda", lambda index: "no GPU")
+    monkeypatch.setattr(cuda_devices, "why_no_cuda", lambda index: "no GPU")
     monkeypatch.setattr(lowbit, "from_pretrained", None, raising=False)
     assert main(["tune", "folder", *arguments]) == 2
     err = capsys.readouterr().err
@@ -220,7 +220,7 @@ def test_the_command_tunes_a_model_and_says_where_it_is_kept(monkeypatch, capsys
     model = torch.nn.ModuleDict({"a": layer(), "b": layer(shape=(1024, 512))})
     model.to = lambda device: model
     monkeypatch.setattr(lowbit, "from_pretrained", {"folder": model}.__getitem__, raising=False)
-    monkeypatch.setattr(extension, "why_no_cuda", lambda index: None)
+    monkeypatch.setattr(cuda_devices, "why_no_cuda", lambda index: None)
     assert main(["tune", "folder", "--ms", "20,64"]) == 0
     out, err = capsys.readouterr()
     assert "int4 x float16, 1024x512, group 128: 2 ranges" in out and f"kept in {cache.folder() / H.file}" in out

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_plan import H200, needs_library
 
-from lowbit import extension
+from lowbit import cuda_devices
 from lowbit.autotune import cache, tuned
 from lowbit.autotune.cache import Machine
 from lowbit.autotune.problem import Problem
@@ -259,10 +259,10 @@ def test_the_variable_leaves_tables_alone(process, monkeypatch):
 def test_tables_are_read_when_a_gpu_is_first_used_and_once(monkeypatch):
     read = []
     monkeypatch.setattr(tuned, "load", read.append)
-    monkeypatch.setattr(extension, "_tables_read", set())
-    monkeypatch.setattr(extension, "why_no_cuda", lambda index: "it is old" if index == 2 else None)
-    monkeypatch.setattr(extension, "_warned", {"it is old"})
-    assert [extension.cuda_kernels(index) for index in (0, 1, 0, 2, 1)] == [True, True, True, False, True]
+    monkeypatch.setattr(cuda_devices, "_tables_read", set())
+    monkeypatch.setattr(cuda_devices, "why_no_cuda", lambda index: "it is old" if index == 2 else None)
+    monkeypatch.setattr(cuda_devices, "_warned", {"it is old"})
+    assert [cuda_devices.cuda_kernels(index) for index in (0, 1, 0, 2, 1)] == [True, True, True, False, True]
     assert read == [0, 1]
 
 

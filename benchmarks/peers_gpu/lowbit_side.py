@@ -63,10 +63,10 @@ class LowbitSide(Side):
         """The name of the kernel to force. Raises Unavailable when this build has none such."""
         if self.variant is None:
             return None
-        from lowbit import extension
+        from lowbit import kernel_list
 
         wanted = (self.dtype, self.act)
-        rows = [row for row in extension.manifest() if (row["weight"], row["act"]) == wanted]
+        rows = [row for row in kernel_list.manifest() if (row["weight"], row["act"]) == wanted]
         found = [row["name"] for row in rows if row["name"].endswith(f"_{self.variant}")]
         if found:
             return found[-1]  # of n16 alone that of gemm_sm90, where the build has it; gemm_sm80_n16 names the other

@@ -9,7 +9,7 @@ import dataclasses
 import threading
 from pathlib import Path
 
-from .. import env, extension
+from .. import cuda_devices, env, extension, libraries
 from . import cache, plan
 from .cache import Machine, Table
 from .plan import Candidate, Device, device_of, numbers_of
@@ -104,8 +104,8 @@ def machine_of(index: int) -> Machine:
     """What times measured on CUDA device ``index`` are true for."""
     import torch
 
-    cuda = extension.cuda_version(extension.cuda_library().lowbit_cuda_driver())
-    build = cache.build_id(extension.CUDA_LIBRARY)
+    cuda = cuda_devices.cuda_version(extension.cuda_library().lowbit_cuda_driver())
+    build = cache.build_id(libraries.CUDA_LIBRARY)
     return Machine(torch.cuda.get_device_name(index), cache.driver_version(cuda=cuda), build)
 
 

@@ -9,7 +9,7 @@ import textwrap
 
 import torch
 
-from .. import __version__, env, extension
+from .. import __version__, cuda_devices, env, extension, kernel_list, libraries
 from ..autotune.plan import BUCKETS, DEVICES, Device, device_of, find_device
 from ..autotune.table import PlanTable, plan_table
 from ..autotune.tuned import counts
@@ -54,11 +54,11 @@ def info(pw=None, device: str | Device | None = None) -> Info:
         threads=torch.get_num_threads(),
     )
     try:
-        rows = extension.kernel_rows()
+        rows = kernel_list.kernel_rows()
     except ExtensionError as error:
         facts["library"] = str(error)
         return facts
-    facts["library"] = str(extension.LIBRARY)
+    facts["library"] = str(libraries.LIBRARY)
     facts["instruction sets"] = " ".join(extension.isas())
     facts["in use"] = extension.isa()
     facts["kernels"] = len(rows)
@@ -79,13 +79,15 @@ def _cuda() -> str:
     """What the CUDA library has and whether it runs here."""
     library = extension.cuda()
     if isinstance(library, str):
-        count = sum(row["library"] == extension.CUDA_LIBRARY.name for row in extension.manifest())
-        return library + (f" ({count} kernels in {extension.CUDA_LIBRARY} wait for one)" if count else "")
-    built, driver = (extension.cuda_version(n) for n in (library.lowbit_cuda_runtime(), library.lowbit_cuda_driver()))
+        count = sum(row["library"] == libraries.CUDA_LIBRARY.name for row in kernel_list.manifest())
+        return library + (f" ({count} kernels in {libraries.CUDA_LIBRARY} wait for one)" if count else "")
+    built, driver = (
+        cuda_devices.cuda_version(n) for n in (library.lowbit_cuda_runtime(), library.lowbit_cuda_driver())
+    )
     count = len(library.lowbit_cuda_kernel_rows().split())
     facts = f"{count} kernels for {library.lowbit_cuda_archs().decode()}, CUDA {built}, driver for CUDA {driver}"
     for device in range(torch.cuda.device_count()):
-        reason = extension.why_no_cuda(device)
+        reason = cuda_devices.why_no_cuda(device)
         facts += f"; cuda:{device} {torch.cuda.get_device_name(device)}" + (f": not used, {reason}" if reason else "")
     return facts
 
@@ -97,7 +99,7 @@ def _cuda_kernels(scheme: Scheme, act: str, device: torch.device, codebook: bool
     weight = kernel_type(scheme.weight, codebook)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     largest: dict[str, int] = {}  # by family: rows of x in a tile; 0: any number
-    for row in extension.manifest():
+    for row in kernel_list.manifest():
         if row["family"] == "cpu" or (row["weight"], row["act"]) != (weight.name, act):
             continue
         reason = why_not(weight, act, family=row["family"], scale_type=scheme.scale_type)
@@ -110,7 +112,7 @@ def _plan(scheme: Scheme, act: str, shape, device: str | Device, ms=BUCKETS, **o
     """The plan for a device that need not be here, judged first: what this build has may not run on it."""
     device = device if isinstance(device, Device) else find_device(device)
     archs = extension.cuda_library().lowbit_cuda_archs().decode()
-    if not any(extension.code_runs(arch, *divmod(device.capability, 10)) for arch in archs.split(";")):
+    if not any(cuda_devices.code_runs(arch, *divmod(device.capability, 10)) for arch in archs.split(";")):
         raise ExtensionError(f"this build has CUDA kernels for {archs}, none for {device}: set LOWBIT_CUDA_ARCHS")
     return plan_table(scheme, act, *shape, device, ms, **options)
 
@@ -131,7 +133,7 @@ def _of_weight(pw, device: str | Device | None) -> dict[str, str | PlanTable]:
         wanted = f"act={act.name!r}" if act.on_the_fly else f"x {act.name}"
         on_cpu = pw.layout == "cpu"
         if on_cpu:
-            kernel = extension.kernel_name(weight, act.name)
+            kernel = kernel_list.kernel_name(weight, act.name)
         else:
             kernel = _cuda_kernels(pw.scheme, act.name, pw.device, codebook)
         facts[f"kernel for {wanted}"] = kernel or "none in this build"
@@ -188,10 +190,10 @@ def _planned(args: argparse.Namespace) -> Info:
     scheme = Scheme.make(name, 128 if args.group_size is None else args.group_size, args.zero_kind)
     n, k = _sizes(shape.lower(), "x", "--plan TYPE NxK such as int4 8192x8192", 2)
     ms = BUCKETS if args.m is None else _sizes(args.m, ",", "--m 1,16,256")
-    here = extension.why_no_cuda(0) is None and extension.cuda_kernels(0)  # which also reads measured times
+    here = cuda_devices.why_no_cuda(0) is None and cuda_devices.cuda_kernels(0)  # which also reads measured times
     device = args.device or (device_of(0) if here else next(iter(DEVICES)))
     table = _plan(scheme, act, (n, k), device, ms, measured=isinstance(device, Device))
-    on_cpu = extension.kernel_name(name, act) or "no kernel in this build"
+    on_cpu = kernel_list.kernel_name(name, act) or "no kernel in this build"
     where = "this GPU" if isinstance(device, Device) else device
     weight = f"{scheme.weight} [{n}, {k}], group size {scheme.group_size}, zeros {scheme.zero_kind}"
     return Info({"weight": weight, "on the CPU": f"{on_cpu}, in use: {extension.isa()}", f"on {where}, x {act}": table})

@@ -12,7 +12,7 @@ from itertools import chain
 
 import torch
 
-from .. import extension, reference
+from .. import extension, kernel_list, reference
 from ..dtypes import act_type, kernel_type, weight_type
 from ..errors import SchemeError
 from ..ops.launch import matmul
@@ -62,7 +62,7 @@ def selftest(only: str = "*", *, progress: Progress | None = None) -> Summary:
 
     began, summary = time.monotonic(), Summary()
     usable = extension.isas()
-    rows = [row for row in extension.manifest() if fnmatch.fnmatchcase(row["name"], only)]
+    rows = [row for row in kernel_list.manifest() if fnmatch.fnmatchcase(row["name"], only)]
     if not rows:
         raise SchemeError(f"no kernel's name matches {only!r}; a name looks like w4a32_cpu_avx2")
     # Why sorted: one weight and its references serve all kernels of a type.

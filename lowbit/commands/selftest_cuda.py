@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import extension, reference
+from .. import cuda_devices, extension, reference
 from ..dtypes import kernel_type
 from ..ops.launch import matmul
 from ..pack import PackedWeight, pack_weight
@@ -37,7 +37,7 @@ class _Case:
 def why_not_here() -> str | None:
     """Why no CUDA kernel can run on the current device, or None."""
     library = extension.cuda()
-    return library if isinstance(library, str) else extension.why_no_cuda(torch.cuda.current_device())
+    return library if isinstance(library, str) else cuda_devices.why_no_cuda(torch.cuda.current_device())
 
 
 class _Refused(Exception):
@@ -46,7 +46,7 @@ class _Refused(Exception):
 
 def runs_on(row: dict, capability: tuple[int, int] | None) -> bool:
     """Whether a device of a compute capability such as (9, 0) runs what a kernel was compiled for; None: any does."""
-    return capability is None or any(extension.code_runs(arch, *capability) for arch in row["archs"])
+    return capability is None or any(cuda_devices.code_runs(arch, *capability) for arch in row["archs"])
 
 
 def usable(rows: list[dict]) -> list[dict]:

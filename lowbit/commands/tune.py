@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     loaded where it can be known."""
     import torch
 
-    from .. import extension
+    from .. import cuda_devices, extension
     from ..autotune import cache
     from ..autotune.problem import spans_of
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     spans_of(ms)
     extension.load()
     index = _index(args.device)
-    reason = extension.why_no_cuda(index)
+    reason = cuda_devices.why_no_cuda(index)
     if reason:
         raise DeviceError(f"measuring needs a GPU, and there is none that lowbit's kernels run on: {reason}")
     import lowbit

@@ -9,7 +9,7 @@ import functools
 
 import torch
 
-from .. import extension
+from .. import cuda_devices, extension
 from ..dtypes import weight_id
 from ..errors import DeviceError, DtypeError
 from ..scheme import WHOLE_ZEROS, ZERO_KINDS, Scheme, Schemed
@@ -149,7 +149,7 @@ def has_kernels(device: torch.device) -> bool:
     if device.type != "cuda":
         return device.type == "cpu"
     try:
-        return extension.cuda_kernels(device.index)
+        return cuda_devices.cuda_kernels(device.index)
     except ImportError:  # ExtensionError is one
         return False
 

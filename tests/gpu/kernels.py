@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import lowbit
-from lowbit import extension
+from lowbit import extension, kernel_list, libraries
 from lowbit.scheme import WHOLE_ZEROS
 
-BUILT = extension.CUDA_LIBRARY.is_file()
+BUILT = libraries.CUDA_LIBRARY.is_file()
 needs_kernels = pytest.mark.skipif(not BUILT, reason="this build of lowbit has no CUDA kernels")
 
 #: Families of kernels that multiply a packed weight, each by tiles of so many rows of x.
@@ -23,7 +23,7 @@ ROOM_FOR_X = 20 * 1024
 
 def product_rows() -> list[dict]:
     """The manifest's rows of these families, but for codebooks; none where nothing is built for CUDA."""
-    found = [row for family in FAMILIES for row in extension.manifest(family)] if BUILT else []
+    found = [row for family in FAMILIES for row in kernel_list.manifest(family)] if BUILT else []
     return [row for row in found if not row["weight"].startswith("codebook")]
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lowbit
-from lowbit import extension
+from lowbit import kernel_list
 from lowbit.commands.selftest import random_weight
 from lowbit.dtypes import WEIGHT_TYPES, weight_type
 
@@ -16,7 +16,7 @@ pytestmark = needs_kernels
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
 INTEGER = {2: torch.int16, 4: torch.int32}
-ROWS = {(row["weight"], row["act"]): row["name"] for row in extension.manifest("dequant")} if BUILT else {}
+ROWS = {(row["weight"], row["act"]): row["name"] for row in kernel_list.manifest("dequant")} if BUILT else {}
 
 
 def bits_of(tensor):

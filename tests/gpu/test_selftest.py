@@ -3,7 +3,7 @@
 import pytest
 
 import lowbit
-from lowbit import extension
+from lowbit import kernel_list
 from lowbit.commands import selftest_cuda
 
 from .kernels import FAMILIES, may_refuse, needs_kernels
@@ -12,7 +12,7 @@ pytestmark = needs_kernels
 
 
 def test_every_cuda_kernel_is_right():
-    built = [row for row in extension.manifest() if row["family"] != "cpu"]
+    built = [row for row in kernel_list.manifest() if row["family"] != "cpu"]
     summary = lowbit.selftest("*_[dg]e*")
     assert summary and not summary.without_cuda, str(summary)
     refused = sum(row["family"] in FAMILIES and may_refuse(row["name"], 1, 1) for row in built)
@@ -21,7 +21,7 @@ def test_every_cuda_kernel_is_right():
 
 @pytest.mark.parametrize("family", [*FAMILIES, "dequant"])
 def test_a_kernel_that_is_wrong_or_does_not_run_is_found(monkeypatch, family):
-    rows = selftest_cuda.usable([row for row in extension.manifest(family) if row["weight"] == "int4"])
+    rows = selftest_cuda.usable([row for row in kernel_list.manifest(family) if row["weight"] == "int4"])
     if not rows:
         pytest.skip("this build has no such kernel for int4, or this device runs none")
     cases = selftest_cuda._cases

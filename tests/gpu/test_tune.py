@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lowbit
-from lowbit import extension
+from lowbit import cuda_devices, extension
 from lowbit.autotune import cache, log, tuned
 from lowbit.autotune.plan import candidates, device_of
 from lowbit.autotune.problem import Problem, span_of, spans_of
@@ -37,7 +37,7 @@ INT4 = Problem("int4", "float16", *SHAPE, 128, "none")
 def folder(tmp_path, monkeypatch):
     """No times of others, and none left for the tests after it."""
     monkeypatch.setenv("LOWBIT_CACHE", str(tmp_path))
-    extension.cuda_kernels(0)
+    cuda_devices.cuda_kernels(0)
     tuned.forget()
     yield tmp_path
     tuned.forget()
