@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from .errors import SchemeError
-from .nn import _HELD, Linear
+from .nn import Linear
 from .ops.canonical import rows_of
 from .tensor import QuantTensor
+from .weight_holder import HELD
 
 
 class Fused(nn.Module):
@@ -41,7 +42,7 @@ class Fused(nn.Module):
             whole = Linear.from_quant_tensor(qt, dtype=first.float_dtype, prepare=packed)
         fused = cls(whole, layers)
         for place, layer in enumerate(layers):
-            layer._parameters.update(dict.fromkeys(_HELD))
+            layer._parameters.update(dict.fromkeys(HELD))
             del layer.layout
             layer.__class__ = FusedLinear
             layer.fusion = (fused, place)
@@ -162,7 +163,7 @@ class FusedLinear(Linear):
     ``quant_tensor()`` and ``state_dict`` give this layer's rows; ``prepare`` and ``unprepare`` change all of it.
     """
 
-    qweight, scales, zeros, perm = (property(lambda self, n=n: getattr(self.fusion[0], n)) for n in _HELD[:4])
+    qweight, scales, zeros, perm = (property(lambda self, n=n: getattr(self.fusion[0], n)) for n in HELD[:4])
 
     @property
     def layout(self) -> str | None:
@@ -213,7 +214,7 @@ class FusedLinear(Linear):
             errors.append(f"{prefix}perm must be that of the layers it is fused with; call lowbit.unfuse(model) before")
         if len(errors) == known:
             self.bias = layer.bias
-            if any(prefix + name in state_dict for name in _HELD):
+            if any(prefix + name in state_dict for name in HELD):
                 fused.put(place, layer.quant_tensor())
 
     def __getstate__(self):

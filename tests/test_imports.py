@@ -32,7 +32,7 @@ LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 #: Modules that live in the room of another.
 SAME_ROOM = {"cli": "commands", "__main__": "commands", "convert_model": "checkpoint", "fused": "nn", "fusing": "nn"}
 SAME_ROOM |= dict.fromkeys(("libraries", "cuda_devices", "kernel_list"), "extension")
-SAME_ROOM |= {"tuning": "nn", "graph_timer": "nn", "placeholder": "nn"}
+SAME_ROOM |= dict.fromkeys(("weight_holder", "placeholder", "preparing", "tuning", "graph_timer"), "nn")
 #: Imports of a later room that are allowed inside a function, because they happen only when it is called.
 WHEN_CALLED = {("tensor.py", "checkpoint")}  # QuantTensor.save and load
 PUBLIC = (
