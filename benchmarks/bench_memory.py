@@ -23,9 +23,9 @@ from gpu_record import Record  # noqa: E402
 
 import lowbit  # noqa: E402
 from lowbit import extension  # noqa: E402
+from lowbit.bit_stream import stream_bytes  # noqa: E402
 from lowbit.dtypes import WEIGHT_TYPES, weight_type  # noqa: E402
 from lowbit.pack import layout as layouts  # noqa: E402
-from lowbit.tensor import stream_bytes  # noqa: E402
 
 _WIDTHS = "int1,int2,int3,int4,int5,int6,int7,int8,float4_e2m1,float8_e4m3"
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import torch
 
+from . import bit_stream
+from .bit_stream import row_chunks, stream_bytes
 from .dtypes import kernel_type, weight_type
-from .errors import DeviceError, DtypeError, FormatError, SchemeError, ShapeError
-from .scheme import SCALE_TYPES, Scheme, Schemed
+from .errors import DeviceError, DtypeError, FormatError, SchemeError
+from .scheme import Scheme, Schemed
+from .tensor_checks import checked_shape, expect, expect_float, type_of
 
-_SCALE_DTYPES = tuple(getattr(torch, name) for name in SCALE_TYPES)
 _FIELDS = ("codes", "scales", "zeros", "perm", "codebook")
-# Why: weights a step on a CPU; four times as many, whose temporaries leave the cache, took 1.2 to 2 times as long.
-_CHUNK = 1 << 17
 
 
 class QuantTensor(Schemed):
@@ -38,7 +38,7 @@ class QuantTensor(Schemed):
         self, codes, scales, zeros=None, *, dtype, shape, group_size=128, zero_kind=None, perm=None, codebook=None
     ):
         wtype = weight_type(dtype)
-        n, k = self.shape = _checked_shape(shape)
+        n, k = self.shape = checked_shape(shape)
         for field, value in zip(_FIELDS, (codes, scales, zeros, perm, codebook), strict=True):
             if value is None and field not in ("codes", "scales"):
                 continue
@@ -46,25 +46,27 @@ class QuantTensor(Schemed):
                 raise DtypeError(f"{field} must be a torch.Tensor, got {type(value).__name__}")
             if value.device != codes.device:
                 raise DeviceError(f"{field} must be on the device of codes, {codes.device}, got {value.device}")
-        if scales.dtype not in _SCALE_DTYPES:
-            raise DtypeError(f"scales must be one of {', '.join(SCALE_TYPES)}, got {_name(scales)}")
+        expect_float("scales", scales)
         if zero_kind is None and codebook is not None and zeros is None:
             zero_kind = "none"
-        self.scheme = Scheme.make(wtype, group_size, zero_kind, _name(scales))
+        self.scheme = Scheme.make(wtype, group_size, zero_kind, type_of(scales))
         if (zeros is None) != (self.scheme.zero_kind == "none"):
             wanted = "no zeros" if zeros is not None else "zeros of the scales' type and shape"
             raise SchemeError(f"zero_kind {self.scheme.zero_kind!r} of {wtype} goes with {wanted}")
         kernel_type(wtype, codebook is not None)  # a codebook goes with uint types alone
         groups = self.scheme.groups(k)
-        _expect("codes", codes, (n, stream_bytes(k, wtype.bits)), torch.uint8)
-        _expect("scales", scales, (n, groups), scales.dtype)
-        _expect("zeros", zeros, (n, groups), scales.dtype)
-        _expect("perm", perm, (k,), torch.int32)
-        if codebook is not None and codebook.dtype not in _SCALE_DTYPES:
-            raise DtypeError(f"codebook must be one of {', '.join(SCALE_TYPES)}, got {_name(codebook)}")
-        _expect("codebook", codebook, (1 << wtype.bits,), codebook.dtype if codebook is not None else None)
+        expect("codes", codes, (n, stream_bytes(k, wtype.bits)), torch.uint8)
+        expect("scales", scales, (n, groups), scales.dtype)
+        expect("zeros", zeros, (n, groups), scales.dtype)
+        expect("perm", perm, (k,), torch.int32)
+        if codebook is not None:
+            expect_float("codebook", codebook)
+            expect("codebook", codebook, (1 << wtype.bits,), codebook.dtype)
         for field, value in zip(_FIELDS, (codes, scales, zeros, perm, codebook), strict=True):
             setattr(self, field, None if value is None else value.detach().contiguous())
+
+    #: Codes, one a byte, to a bit stream and back: for users, lowbit itself asks bit_stream.
+    pack_codes, unpack_codes = staticmethod(bit_stream.pack), staticmethod(bit_stream.unpack)
 
     @classmethod
     def from_codes(
@@ -72,54 +74,13 @@ class QuantTensor(Schemed):
     ) -> QuantTensor:
         """A QuantTensor of codes uint8 ``[N, K]``, one a byte. Raises SchemeError for a code of 2**bits or more."""
         wtype = weight_type(dtype)
-        stream = cls.pack_codes(codes, wtype.bits)
+        stream = bit_stream.pack(codes, wtype.bits)
         options = {"group_size": group_size, "zero_kind": zero_kind, "perm": perm, "codebook": codebook}
         return cls(stream, scales, zeros, dtype=wtype, shape=tuple(codes.shape), **options)
 
-    @staticmethod
-    def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
-        """The bit stream uint8 ``[N, ceil(K*bits/8)]`` of codes uint8 ``[N, K]``, on their device."""
-        _check_codes(codes, bits)
-        n, k = codes.shape
-        top = int(codes.amax()) if codes.numel() else 0
-        if top >= 1 << bits:
-            raise SchemeError(f"{bits}-bit codes are at most {(1 << bits) - 1}, got {top}")
-        out = torch.empty(n, stream_bytes(k, bits), dtype=torch.uint8, device=codes.device)
-        for rows in row_chunks(n, k, codes.device):
-            part = codes[rows]
-            if k % 8:
-                part = torch.nn.functional.pad(part, (0, -k % 8))
-            # Eight codes are exactly `bits` bytes: gather them in a 64-bit word, whose low bytes are the stream.
-            part = part.reshape(part.shape[0], -1, 8).to(torch.int64)
-            word = part[:, :, 0].clone()
-            for i in range(1, 8):
-                word |= part[:, :, i] << (bits * i)
-            out[rows] = word.unsqueeze(-1).view(torch.uint8)[:, :, :bits].flatten(1)[:, : out.shape[1]]
-        return out
-
-    @staticmethod
-    def unpack_codes(stream: torch.Tensor, bits: int, k: int) -> torch.Tensor:
-        """The codes uint8 ``[N, k]`` of a bit stream uint8 ``[N, ceil(k*bits/8)]``, on its device."""
-        _check_codes(stream, bits)
-        n = stream.shape[0]
-        _expect("codes", stream, (n, stream_bytes(k, bits)), torch.uint8)
-        out = torch.empty(n, k, dtype=torch.uint8, device=stream.device)
-        shifts = torch.arange(0, 8 * bits, bits, device=stream.device)
-        for rows in row_chunks(n, k, stream.device):
-            part = stream[rows]
-            if part.shape[1] % bits:
-                part = torch.nn.functional.pad(part, (0, -part.shape[1] % bits))
-            part = part.reshape(part.shape[0], -1, bits)
-            word = torch.zeros(*part.shape[:2], 8, dtype=torch.uint8, device=part.device)
-            word[:, :, :bits] = part
-            # Why: the shift is arithmetic, but the mask takes off the copies of the sign bit.
-            codes = (word.view(torch.int64) >> shifts) & ((1 << bits) - 1)
-            out[rows] = codes.flatten(1)[:, :k].to(torch.uint8)
-        return out
-
     def unpack(self) -> torch.Tensor:
         """The codes, one a byte: uint8 ``[N, K]``, in stored order (``perm`` is not applied)."""
-        return self.unpack_codes(self.codes, self.dtype.bits, self.shape[1])
+        return bit_stream.unpack(self.codes, self.dtype.bits, self.shape[1])
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The weight ``[N, K]`` for which ``x @ W.T`` is the product: columns in the caller's order, ``perm`` undone.
@@ -137,7 +98,7 @@ class QuantTensor(Schemed):
         out = torch.empty(n, k, dtype=dtype, device=self.device)
         perm = None if self.perm is None else self.perm.long()
         for rows in row_chunks(n, k, self.device):
-            codes = self.unpack_codes(self.codes[rows], wtype.bits, k)
+            codes = bit_stream.unpack(self.codes[rows], wtype.bits, k)
             part = table.index_select(0, codes.flatten().int()).view(codes.shape)
             scales = self._spread(self.scales[rows].to(work))
             zeros = None if self.zeros is None else self._spread(self.zeros[rows].to(work))
@@ -182,7 +143,7 @@ class QuantTensor(Schemed):
         if wtype.invalid_codes and self.codebook is None:
             legal = torch.tensor([code not in wtype.invalid_codes for code in range(1 << wtype.bits)])
             for rows in row_chunks(n, k, self.device):
-                codes = self.unpack_codes(self.codes[rows], wtype.bits, k)
+                codes = bit_stream.unpack(self.codes[rows], wtype.bits, k)
                 bad = codes.numel() - int(legal.to(self.device)[codes.int()].count_nonzero())
                 if bad:
                     raise FormatError(f"{name}.qweight: {bad} codes mean NaN or infinity in {wtype}, expected none")
@@ -262,46 +223,6 @@ class QuantTensor(Schemed):
         return next(iter(weights.values()))
 
 
-def stream_bytes(k: int, bits: int) -> int:
-    """Bytes of one row's stream of k codes."""
-    return (k * bits + 7) // 8
-
-
-def _checked_shape(shape) -> tuple[int, int]:
-    shape = tuple(shape)
-    if len(shape) != 2 or not all(isinstance(d, int) and not isinstance(d, bool) and d >= 1 for d in shape):
-        raise ShapeError(f"shape must be (N, K) of two whole numbers from 1, got {shape}")
-    return shape
-
-
-def _check_codes(codes, bits: int) -> None:
-    if not isinstance(bits, int) or not 1 <= bits <= 8:
-        raise SchemeError(f"bits must be 1 to 8, got {bits!r}")
-    if not isinstance(codes, torch.Tensor) or codes.dtype != torch.uint8:
-        raise DtypeError(f"codes must be a uint8 tensor, got {_name(codes)}")
-    if codes.dim() != 2:
-        raise ShapeError(f"codes must have two dimensions, got shape {tuple(codes.shape)}")
-
-
-def _expect(field: str, value, shape: tuple[int, ...], dtype) -> None:
-    if value is None:
-        return
-    if value.dtype != dtype:
-        raise DtypeError(f"{field} must be {str(dtype).removeprefix('torch.')}, got {_name(value)}")
-    if tuple(value.shape) != shape:
-        raise ShapeError(f"{field} must have shape {shape}, got {tuple(value.shape)}")
-
-
 def _as_integers(tensor: torch.Tensor) -> torch.Tensor:
     """The same bits as whole numbers of the same size: compares NaN and -0 by their bits, for any strides."""
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
-
-
-def _name(value) -> str:
-    return str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else type(value).__name__
-
-
-def row_chunks(n: int, k: int, device: torch.device):
-    """Slices of rows that keep the temporaries of one step small: in the cache of a CPU core, or some MB on a GPU."""
-    step = max(1, (_CHUNK if device.type == "cpu" else _CHUNK << 7) // max(k, 1))
-    return (slice(start, start + step) for start in range(0, n, step))

@@ -8,13 +8,14 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from .bit_stream import stream_bytes
 from .errors import DtypeError, ShapeError
 from .ops.schema import type_name
 from .pack import PackedWeight, pack_weight
 from .pack.packed import finish, has_kernels, op_numbers
 from .placeholder import frozen, keep_type
 from .scheme import Scheme
-from .tensor import QuantTensor, stream_bytes
+from .tensor import QuantTensor
 
 #: The parameters that hold the weight, frozen.
 HELD = ("qweight", "scales", "zeros", "perm", "codebook")

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowbit import reference
+from lowbit.bit_stream import row_chunks
 from lowbit.dtypes import WEIGHT_TYPES, weight_type
 from lowbit.errors import DeviceError, DtypeError, FormatError, SchemeError, ShapeError
-from lowbit.tensor import QuantTensor, row_chunks
+from lowbit.tensor import QuantTensor
 
 
 def random_qt(rng, dtype="int4", n=5, k=37, group_size=16, scale=torch.float16, zero_kind=None, **fields):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from .. import bit_stream
 from ..errors import DtypeError, FormatError
 from ..scheme import Schemed
 from ..tensor import QuantTensor
@@ -137,7 +138,7 @@ def _whole_zeros(qt: QuantTensor, name: str) -> torch.Tensor | None:
 
 
 def _dense_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    return _words(QuantTensor.pack_codes(codes, bits))
+    return _words(bit_stream.pack(codes, bits))
 
 
 def _planar_words(codes: torch.Tensor, bits: int) -> torch.Tensor:

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..bit_stream import stream_bytes
 from ..errors import ShapeError
 from ..nn import Linear
-from ..tensor import QuantTensor, stream_bytes
+from ..tensor import QuantTensor
 
 _SCRATCH_BYTES = 64 << 20  # most bytes of float weight that are held at a time
 

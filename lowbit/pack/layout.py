@@ -54,9 +54,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .. import bit_stream
 from ..dtypes import weight_type
 from ..errors import SchemeError, ShapeError, nearest
-from ..tensor import QuantTensor
 
 #: Every layout, in the order of its id in compiled code.
 LAYOUTS = ("cpu", "nvidia")
@@ -192,7 +192,7 @@ def pack_codes(stream: torch.Tensor, n: int, k: int, bits: int, layout: str) -> 
     # Pad rows are never written below.
     packed = torch.zeros(codes_shape(layout, n, k, bits), dtype=torch.uint8, device=stream.device)
     for part in _row_steps(n, cols):
-        codes = QuantTensor.unpack_codes(stream[part], bits, k)
+        codes = bit_stream.unpack(stream[part], bits, k)
         blocks = -(-codes.shape[0] // 16)
         codes = torch.nn.functional.pad(codes, (0, cols - k, 0, blocks * 16 - codes.shape[0]))
         first = part.start // 16
@@ -230,7 +230,7 @@ def unpack_codes(packed: torch.Tensor, n: int, k: int, bits: int, layout: str) -
             fields = (tiles[:, :, byte] >> bit.to(torch.uint8)) & ((1 << p) - 1)
             fields = fields.view(blocks, cols // span, 16, span).transpose(1, 2).reshape(blocks * 16, cols)
             codes |= fields << low
-        stream[part] = QuantTensor.pack_codes(codes[: part.stop - part.start, :k], bits)
+        stream[part] = bit_stream.pack(codes[: part.stop - part.start, :k], bits)
     return stream
 
 

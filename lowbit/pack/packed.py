@@ -10,10 +10,11 @@ import functools
 import torch
 
 from .. import cuda_devices, extension
+from ..bit_stream import stream_bytes
 from ..dtypes import weight_id
 from ..errors import DeviceError, DtypeError
 from ..scheme import WHOLE_ZEROS, ZERO_KINDS, Scheme, Schemed
-from ..tensor import QuantTensor, stream_bytes
+from ..tensor import QuantTensor
 from . import layout as _layout
 
 _LAYOUT_OF_DEVICE = {"cpu": "cpu", "cuda": "nvidia"}

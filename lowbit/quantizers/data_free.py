@@ -10,9 +10,11 @@ from collections.abc import Callable
 
 import torch
 
+from .. import bit_stream
+from ..bit_stream import row_chunks, stream_bytes
 from ..dtypes import WeightType
 from ..errors import SchemeError, nearest
-from ..tensor import QuantTensor, row_chunks, stream_bytes
+from ..tensor import QuantTensor
 from .methods import METHODS
 from .rule import Found, Rule, checked_weight, expect_finite, grouped
 
@@ -87,7 +89,7 @@ def assemble(rule: Rule, weight: torch.Tensor, find: Callable[[torch.Tensor, sli
             scales[rows, columns] = found.scales
             if zeros is not None:
                 zeros[rows, columns] = found.zeros
-        codes[rows] = QuantTensor.pack_codes(torch.cat(part, dim=1), bits)
+        codes[rows] = bit_stream.pack(torch.cat(part, dim=1), bits)
     return QuantTensor(
         codes, scales, zeros, dtype=rule.weight, shape=(n, k), group_size=group_size, zero_kind=rule.zero_kind
     )

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 import lowbit
+from lowbit.bit_stream import stream_bytes
 from lowbit.commands.selftest import random_weight
 from lowbit.dtypes import WEIGHT_TYPES, weight_type
 from lowbit.errors import DeviceError
 from lowbit.pack import layout as layouts
-from lowbit.tensor import QuantTensor, stream_bytes
+from lowbit.tensor import QuantTensor
 
 from .kernels import needs_kernels
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 
+from ... import bit_stream
 from ...errors import FormatError, InexactError
 from ...scheme import GROUP_SIZES, WHOLE_ROW
-from ...tensor import QuantTensor, stream_bytes
 
 
 def dense_codes(words: torch.Tensor, bits: int, k: int) -> torch.Tensor:
@@ -17,8 +17,8 @@ def dense_codes(words: torch.Tensor, bits: int, k: int) -> torch.Tensor:
     of the first word; a code may straddle two words. Bits behind the last code are not looked at.
     """
     # Why: little-endian words of a stream that starts at the lowest bit are the bytes of the same stream.
-    stream = words.flatten().view(torch.uint8).view(len(words), -1)[:, : stream_bytes(k, bits)]
-    return QuantTensor.unpack_codes(stream, bits, k)
+    stream = words.flatten().view(torch.uint8).view(len(words), -1)[:, : bit_stream.stream_bytes(k, bits)]
+    return bit_stream.unpack(stream, bits, k)
 
 
 def planes_of(bits: int) -> list[int]:

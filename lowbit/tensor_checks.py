@@ -1,0 +1,48 @@
+"""What the tensors of a quantized weight have to be; errors name the field, what was expected and what came."""
+
+from __future__ import annotations
+
+import torch
+
+from .errors import DtypeError, SchemeError, ShapeError
+from .scheme import SCALE_TYPES
+
+_SCALE_DTYPES = tuple(getattr(torch, name) for name in SCALE_TYPES)
+
+
+def checked_shape(shape) -> tuple[int, int]:
+    shape = tuple(shape)
+    if len(shape) != 2 or not all(isinstance(d, int) and not isinstance(d, bool) and d >= 1 for d in shape):
+        raise ShapeError(f"shape must be (N, K) of two whole numbers from 1, got {shape}")
+    return shape
+
+
+def expect_codes(codes, bits: int) -> None:
+    """Judge codes of so many bits, one a byte or in a stream."""
+    if not isinstance(bits, int) or not 1 <= bits <= 8:
+        raise SchemeError(f"bits must be 1 to 8, got {bits!r}")
+    if not isinstance(codes, torch.Tensor) or codes.dtype != torch.uint8:
+        raise DtypeError(f"codes must be a uint8 tensor, got {type_of(codes)}")
+    if codes.dim() != 2:
+        raise ShapeError(f"codes must have two dimensions, got shape {tuple(codes.shape)}")
+
+
+def expect(field: str, value: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Judge type and shape of a tensor, where there is one."""
+    if value is None:
+        return
+    if value.dtype != dtype:
+        raise DtypeError(f"{field} must be {str(dtype).removeprefix('torch.')}, got {type_of(value)}")
+    if tuple(value.shape) != shape:
+        raise ShapeError(f"{field} must have shape {shape}, got {tuple(value.shape)}")
+
+
+def expect_float(field: str, value: torch.Tensor) -> None:
+    """Judge a type of scales, zeros or a codebook."""
+    if value.dtype not in _SCALE_DTYPES:
+        raise DtypeError(f"{field} must be one of {', '.join(SCALE_TYPES)}, got {type_of(value)}")
+
+
+def type_of(value) -> str:
+    """``float16`` for a tensor of that type, ``list`` for a list."""
+    return str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else type(value).__name__
