@@ -91,7 +91,9 @@ def test_a_run_that_is_killed_and_started_again_gives_the_same_bytes(tmp_path, k
         "os.fsync = fsync\n"
         "lowbit.quantize_checkpoint(src, dst, 'int4', **torch.load(options))\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(Path(lowbit.__file__).parents[1])}
+    # Why also what is there: another version of transformers would be another run.
+    path = [str(Path(lowbit.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     partial = tmp_path / ".q.partial"
     # What is being written: the first block; the journal behind the next one; hidden states; a file of the checkpoint.
     for count in (2, 10, 7, 12) if kind == "gptq" else (10, 12):
