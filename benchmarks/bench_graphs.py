@@ -152,8 +152,7 @@ def table(rows: list[dict]) -> str:
 def options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    numbers = lambda text: [int(m) for m in text.split(",")]  # noqa: E731
-    add("--ms", type=numbers, default=list(range(1, 65)), help="numbers of rows, ascending (1 to 64)")
+    add("--ms", type=report.numbers, default=list(range(1, 65)), help="numbers of rows, ascending (1 to 64)")
     add("--layers", type=int, default=32, help="layers of the model (32)")
     add("--ways", type=lambda text: text.split(";"), default=list(WAYS), help=f"of {'; '.join(WAYS)} (all)")
     add("--way", help=argparse.SUPPRESS)

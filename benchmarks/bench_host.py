@@ -194,12 +194,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--type", default="int4", help="weight type (int4)")
     add("--act", choices=("float16", "bfloat16"), default="float16", help="type of x (float16)")
     add("--group", type=int, default=128, help="group size (128)")
-    add(
-        "--peers",
-        type=lambda text: [p for p in text.split(",") if p],
-        default=[],
-        help="of bench_matmul.py, or all (none)",
-    )
+    add("--peers", type=report.names, default=[], help="of bench_matmul.py, or all (none)")
     add("--calls", type=int, default=200, help="calls in a trial, without waiting for the GPU (200)")
     add("--trials", type=int, default=30, help="trials of each case, which take turns (30)")
     add(
