@@ -89,7 +89,7 @@ def families() -> tuple[Family, ...]:
             variants=token_tiles(8, 16, archs=r"(9|10|11)\d[af]?")
             + token_tiles(32, 64, 128, 256, archs="90a")
             # Why not for all: they gain a tenth, and all of a build is to take less than ten minutes.
-            + token_tiles(48, 96, 160, 192, 208, archs="90a", weights=r"u?int\d", fine=False),
+            + token_tiles(48, 96, 144, 160, 192, 208, archs="90a", weights=r"u?int\d", fine=False),
             args="MatmulArgs",
             template=("templates/gemm_sm90.cuh",),
             unit_per_type=True,

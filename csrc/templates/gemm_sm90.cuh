@@ -15,7 +15,7 @@
 //
 // A worker stores y of a task that it has all of; of others it leaves the sums of its part in memory, and add_parts
 // makes y of them. Up to 16 tokens are multiplied by mma.sync (narrow.cuh), up to 128 by wgmma (wide.cuh), 16 rows a
-// warp; one warp brings stages of W, its scales and x to a ring in shared memory. Tiles of 160 tokens and more have a
+// warp; one warp brings stages of W, its scales and x to a ring in shared memory. Tiles of 144 tokens and more have a
 // kernel of their own (large.cuh). More tokens are more tasks. Weights do not depend on the kernel before: the first of
 // them are asked for before griddepcontrol.wait.
 #pragma once

@@ -1,4 +1,4 @@
-// Tiles of 160 to 208 tokens, and of 256, of which two blocks of a cluster have 128 rows each and share x: each brings
+// Tiles of 144 to 208 tokens, and of 256, of which two blocks of a cluster have 128 rows each and share x: each brings
 // half of it to both.
 //
 // In a block two warpgroups multiply 64 rows each by wgmma, in turns; one thread brings codes and scales, 128 k

@@ -25,7 +25,7 @@ struct Tile {
   static constexpr bool kWgmma = Tokens >= 32;
   static constexpr int kWarps = kWgmma ? 8 : 16, kThreads = 32 * (kWarps + 4);
   static constexpr int kRowTiles = kWarps, kRows = 16 * kRowTiles;
-  static constexpr bool kLarge = Tokens >= 160;           // a kernel of its own, large.cuh
+  static constexpr bool kLarge = Tokens >= 144;           // a kernel of its own, large.cuh
   static constexpr int kCluster = Tokens == 256 ? 2 : 1;  // blocks of a task, each with rows of its own
   // Whether there is one for every form of weights: for powers of two. Others have none for scales finer than 128 k,
   // and none for zeros that are no whole numbers. Why not: those are hardly slower, and all of a build is to take ten

@@ -65,7 +65,8 @@ __device__ __forceinline__ void settle(float (&sum)[Count]) {
 #define LOWBIT_LIST_32 LOWBIT_LIST_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define LOWBIT_LIST_48 LOWBIT_LIST_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define LOWBIT_LIST_64 LOWBIT_LIST_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define LOWBIT_LIST_80 LOWBIT_LIST_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define LOWBIT_LIST_72 LOWBIT_LIST_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define LOWBIT_LIST_80 LOWBIT_LIST_72 ", %72, %73, %74, %75, %76, %77, %78, %79"
 #define LOWBIT_LIST_96 LOWBIT_LIST_80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define LOWBIT_LIST_104 LOWBIT_LIST_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
 #define LOWBIT_LIST_128                                                                                            \
@@ -109,6 +110,12 @@ __device__ __forceinline__ void settle(float (&sum)[Count]) {
                    LOWBIT_SUMS_16(16), LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48));                                        \
   }                                                                                                                    \
   template <>                                                                                                          \
+  __device__ __forceinline__ void wgmma<act, 144>(float (&sum)[72], const uint32_t (&a)[4], uint64_t tokens,           \
+                                                  int add) {                                                           \
+    LOWBIT_PRODUCT("144", type, LOWBIT_LIST_72, "72", "73", "74", "75", "76", "77", LOWBIT_SUMS_16(0),                 \
+                   LOWBIT_SUMS_16(16), LOWBIT_SUMS_16(32), LOWBIT_SUMS_16(48), LOWBIT_SUMS_4(64), LOWBIT_SUMS_4(68));  \
+  }                                                                                                                    \
+  template <>                                                                                                          \
   __device__ __forceinline__ void wgmma<act, 160>(float (&sum)[80], const uint32_t (&a)[4], uint64_t tokens,           \
                                                   int add) {                                                           \
     LOWBIT_PRODUCT("160", type, LOWBIT_LIST_80, "80", "81", "82", "83", "84", "85", LOWBIT_SUMS_16(0),                 \
@@ -144,6 +151,7 @@ LOWBIT_PRODUCTS(__nv_bfloat16, "bf16")
 #undef LOWBIT_LIST_104
 #undef LOWBIT_LIST_96
 #undef LOWBIT_LIST_80
+#undef LOWBIT_LIST_72
 #undef LOWBIT_LIST_64
 #undef LOWBIT_LIST_48
 #undef LOWBIT_LIST_32
