@@ -8,13 +8,14 @@
 
 namespace lowbit {
 
-enum class ScaleType : int32_t { kFloat16, kBFloat16, kFloat32 };
+enum class ScaleType : int32_t { kFloat16, kBFloat16, kFloat32, kFloat8E8m0fnu, kFloat8E4m3fn };
 enum class ZeroKind : int32_t { kNone, kZero, kMin };
 enum class FloatType : int32_t { kFloat32, kFloat16, kBFloat16 };
 // The first three equal FloatType: x is used as it comes. kInt8: x is quantized per token on the fly.
 enum class ActType : int32_t { kFloat32, kFloat16, kBFloat16, kInt8 };
 
-// A packed weight [n, k]: codes in the layout of the device class, scales and zeros [ceil(n/16)][groups][16].
+// A packed weight [n, k]: codes in the layout of the device class, scales and zeros [ceil(n/16)][groups][16]. Scales of
+// 8 bits are in layout cpu alone: layout nvidia holds them as 16-bit floats.
 struct Weight {
   const uint8_t* codes;
   const void* scales;
@@ -23,8 +24,9 @@ struct Weight {
   int64_t group_size;  // 16, 32, 64, 128, 256, or -1 for the whole row
   ScaleType scale_type;
   ZeroKind zero_kind;
-  bool whole_zeros;       // zero_kind is kZero, and all zeros are whole numbers from 0 to 2^bits
-  const float* codebook;  // the values of the 2^bits codes; null where the type says what they are
+  bool whole_zeros;         // zero_kind is kZero, and all zeros are whole numbers from 0 to 2^bits
+  const float* codebook;    // the values of the 2^bits codes; null where the type says what they are
+  const float* row_scales;  // n factors, one of all scales of a row; null where they are all 1
 };
 
 // x: m rows of k values; consecutive k are adjacent, rows lie row_stride elements apart.

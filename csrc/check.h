@@ -4,6 +4,7 @@
 // that throws for the newest float types, the raw number does not.
 #pragma once
 #include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
 #include <cstdint>
@@ -76,7 +77,12 @@ inline FloatType float_type(const Tensor& t, const char* name) {
   return FloatType::kBFloat16;
 }
 
+// The type of scales, of 8 bits too.
 inline ScaleType scale_type(const Tensor& t, const char* name) {
+  const int32_t dtype = raw_dtype(t);
+  // Why not the shim's number: torch before 2.12 has none for this type.
+  if (dtype == static_cast<int32_t>(torch::headeronly::ScalarType::Float8_e8m0fnu)) return ScaleType::kFloat8E8m0fnu;
+  if (dtype == aoti_torch_dtype_float8_e4m3fn()) return ScaleType::kFloat8E4m3fn;
   switch (float_type(t, name)) {
     case FloatType::kFloat32:
       return ScaleType::kFloat32;

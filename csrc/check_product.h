@@ -22,8 +22,9 @@ inline void set_zero_kind(Weight& w, int64_t zero_kind) {
 
 // The tensors of a packed weight in `which` layout, all at `place`.
 inline Weight check_weight(Layout which, Place place, const Tensor& codes, const Tensor& scales,
-                           const std::optional<Tensor>& zeros, const std::optional<Tensor>& codebook, int64_t n,
-                           int64_t k, int64_t weight, int64_t group_size, int64_t zero_kind) {
+                           const std::optional<Tensor>& zeros, const std::optional<Tensor>& codebook,
+                           const std::optional<Tensor>& row_scales, int64_t n, int64_t k, int64_t weight,
+                           int64_t group_size, int64_t zero_kind) {
   STD_TORCH_CHECK(n >= 1 && n < kSizeLimit && k >= 1 && k < kSizeLimit, "n and k must be 1 to 2^31 - 1, got ", n,
                   " and ", k);
   STD_TORCH_CHECK(weight >= 0 && weight < kWeightTypes, "weight must be 0 to ", kWeightTypes - 1, ", got ", weight);
@@ -58,16 +59,26 @@ inline Weight check_weight(Layout which, Place place, const Tensor& codes, const
                     raw_dtype(*codebook));
     check_dense(*codebook, "codebook", {int64_t{1} << kWeightBits[weight]});
   }
+  if (row_scales) {
+    check_place(*row_scales, "row_scales", place);
+    STD_TORCH_CHECK(raw_dtype(*row_scales) == aoti_torch_dtype_float32(),
+                    "row_scales must be float32, got type number ", raw_dtype(*row_scales));
+    check_dense(*row_scales, "row_scales", {n, 1});
+  }
+  const ScaleType type = scale_type(scales, "scales");
+  STD_TORCH_CHECK(which == Layout::kCpu || (type != ScaleType::kFloat8E8m0fnu && type != ScaleType::kFloat8E4m3fn),
+                  "scales of 8 bits must be packed as 16-bit floats for a GPU");
   Weight w{static_cast<const uint8_t*>(codes.const_data_ptr()),
            scales.const_data_ptr(),
            data_or_null(zeros),
            n,
            k,
            group_size,
-           scale_type(scales, "scales"),
+           type,
            ZeroKind::kNone,
            false,
-           static_cast<const float*>(data_or_null(codebook))};
+           static_cast<const float*>(data_or_null(codebook)),
+           static_cast<const float*>(data_or_null(row_scales))};
   set_zero_kind(w, zero_kind);
   return w;
 }

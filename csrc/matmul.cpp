@@ -17,9 +17,10 @@ int threads() { return forked() ? 1 : static_cast<int>(torch::stable::get_num_th
 
 void matmul_out(const Tensor& x, const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& zeros,
                 const std::optional<Tensor>& bias, int64_t n, int64_t k, int64_t weight, int64_t group_size,
-                int64_t zero_kind, int64_t act, const Tensor& out, const std::optional<Tensor>& codebook) {
+                int64_t zero_kind, int64_t act, const Tensor& out, const std::optional<Tensor>& codebook,
+                const std::optional<Tensor>& row_scales) {
   const Weight w =
-      check_weight(Layout::kCpu, kCpu, codes, scales, zeros, codebook, n, k, weight, group_size, zero_kind);
+      check_weight(Layout::kCpu, kCpu, codes, scales, zeros, codebook, row_scales, n, k, weight, group_size, zero_kind);
   MatmulArgs args = check_product(w, kCpu, x, bias, out);
   check_act(act, args.x.type);
   const KernelRow* row = find(current_isa(), kernel_type(w, weight), static_cast<int>(act));

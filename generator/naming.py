@@ -50,8 +50,8 @@ def table_name(weight: WeightType) -> str:
 
 
 def enumerator(name: str) -> str:
-    """The C++ enumerator of a Python name: bfloat16 -> kBFloat16, none -> kNone."""
-    return "kBF" + name[2:] if name.startswith("bf") else "k" + name.capitalize()
+    """The C++ enumerator of a Python name: bfloat16 -> kBFloat16, float8_e4m3fn -> kFloat8E4m3fn."""
+    return "kBF" + name[2:] if name.startswith("bf") else "k" + "".join(map(str.capitalize, name.split("_")))
 
 
 def parse_tags(tags: str) -> tuple[WeightType, tuple[ActType, ...]]:

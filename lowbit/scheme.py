@@ -19,7 +19,7 @@ ZERO_KINDS = ("none", "zero", "min")
 OP_ZERO_KINDS = (*ZERO_KINDS, "zero")
 WHOLE_ZEROS = len(ZERO_KINDS)
 #: Types of scales and zeros, in the order of their id.
-SCALE_TYPES = ("float16", "bfloat16", "float32")
+SCALE_TYPES = ("float16", "bfloat16", "float32", "float8_e8m0fnu", "float8_e4m3fn")
 #: Types of x that the kernels of a family multiply with (``dequant``: that it expands weights to).
 FAMILY_ACTS = {
     "cpu": tuple(act.name for act in ACT_TYPES),

@@ -172,12 +172,12 @@ const DequantRow& dequant_kernel(const Weight& w, int64_t weight, FloatType type
 }
 
 Weight check_cuda_weight(const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& zeros,
-                         const std::optional<Tensor>& codebook, int64_t n, int64_t k, int64_t weight,
-                         int64_t group_size, int64_t zero_kind) {
+                         const std::optional<Tensor>& codebook, const std::optional<Tensor>& row_scales, int64_t n,
+                         int64_t k, int64_t weight, int64_t group_size, int64_t zero_kind) {
   STD_TORCH_CHECK(codes.is_cuda(), "codes must be on a CUDA device");
   const Place place = {true, codes.get_device_index()};
-  const Weight w =
-      check_weight(Layout::kNvidia, place, codes, scales, zeros, codebook, n, k, weight, group_size, zero_kind);
+  const Weight w = check_weight(Layout::kNvidia, place, codes, scales, zeros, codebook, row_scales, n, k, weight,
+                                group_size, zero_kind);
   for (const void* data : {static_cast<const void*>(w.codes), w.scales, w.zeros})
     STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(data) % 16 == 0,
                     "codes, scales and zeros must start at multiples of 16 bytes");
@@ -188,8 +188,9 @@ Weight check_cuda_weight(const Tensor& codes, const Tensor& scales, const std::o
 
 void matmul_out(const Tensor& x, const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& zeros,
                 const std::optional<Tensor>& bias, int64_t n, int64_t k, int64_t weight, int64_t group_size,
-                int64_t zero_kind, int64_t act, const Tensor& out, const std::optional<Tensor>& codebook) {
-  const Weight w = check_cuda_weight(codes, scales, zeros, codebook, n, k, weight, group_size, zero_kind);
+                int64_t zero_kind, int64_t act, const Tensor& out, const std::optional<Tensor>& codebook,
+                const std::optional<Tensor>& row_scales) {
+  const Weight w = check_cuda_weight(codes, scales, zeros, codebook, row_scales, n, k, weight, group_size, zero_kind);
   const int device = codes.get_device_index();
   MatmulArgs args = check_product(w, {true, device}, x, bias, out);
   check_act(act, args.x.type);
@@ -226,8 +227,8 @@ void matmul_out(const Tensor& x, const Tensor& codes, const Tensor& scales, cons
 
 void dequantize_out(const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& zeros, int64_t n, int64_t k,
                     int64_t weight, int64_t group_size, int64_t zero_kind, int64_t row_begin, const Tensor& out,
-                    const std::optional<Tensor>& codebook) {
-  const Weight w = check_cuda_weight(codes, scales, zeros, codebook, n, k, weight, group_size, zero_kind);
+                    const std::optional<Tensor>& codebook, const std::optional<Tensor>& row_scales) {
+  const Weight w = check_cuda_weight(codes, scales, zeros, codebook, row_scales, n, k, weight, group_size, zero_kind);
   const int device = codes.get_device_index();
   check_place(out, "out", {true, device});
   const int64_t rows = check_rows(out, "out", k).count;

@@ -74,6 +74,7 @@ inline Problem pose(const MatmulArgs& args, Affine affine, int bits, bool is_flo
   p.x = static_cast<const uint8_t*>(args.x.data);
   p.y = args.y.data;
   p.bias = args.y.bias;
+  p.row_scales = args.w.row_scales;
   p.x_stride = args.x.row_stride;
   p.y_stride = args.y.row_stride;
   p.plane_stride = packed.rows / 8 * packed.cols;

@@ -116,11 +116,17 @@ __global__ void __launch_bounds__(kThreads)
   const int width = w.scale_type == ScaleType::kFloat32 ? 4 : 2;
   const int64_t group_bytes = layout::kTileRows * width;
   const int64_t groups_start = block * shape.groups * group_bytes + layout::group_place(Layout::kNvidia, g) * width;
-  float2 scale, subtracted{0.0f, 0.0f}, added{-0.0f, -0.0f};  // x + -0 is x, of -0 too
+  float2 row_scale{1.0f, 1.0f}, scale, subtracted{0.0f, 0.0f}, added{-0.0f, -0.0f};  // x + -0 is x, of -0 too
+  if (w.row_scales) {
+    const int64_t n = block * layout::kTileRows + g;
+    if (n < w.n) row_scale.x = __ldg(w.row_scales + n);
+    if (n + 8 < w.n) row_scale.y = __ldg(w.row_scales + n + 8);
+  }
   auto fetch_group = [&](int k) {
     // Why min: fragments of the padding lie behind the last group.
     const int64_t at = groups_start + min(k >> shape.group_shift, shape.groups - 1) * group_bytes;
     scale = load_rows(static_cast<const char*>(w.scales) + at, w.scale_type);
+    scale.x *= row_scale.x, scale.y *= row_scale.y;
     if (w.zero_kind == ZeroKind::kZero) subtracted = load_rows(static_cast<const char*>(w.zeros) + at, w.scale_type);
     if (w.zero_kind == ZeroKind::kMin) added = load_rows(static_cast<const char*>(w.zeros) + at, w.scale_type);
   };

@@ -149,7 +149,7 @@ inline bool pose(const Kernels& kernels, const MatmulArgs& args, const Launch& l
   if (!p.large && !kernels.fits_small) return false;
   p.deal = deal(static_cast<int>(tasks), static_cast<int>(stages), launch.clusters[0], true);
   p.y = args.y.data, p.y_stride = args.y.row_stride;
-  p.bias = args.y.bias, p.bias_type = args.y.bias_type;
+  p.bias = args.y.bias, p.bias_type = args.y.bias_type, p.row_scales = args.w.row_scales;
   p.step = kernels.is_float ? 1.0f : affine.step;
   p.zero_base = kernels.is_float ? 0.0f : affine.offset / affine.step;
   p.factor[0] = p.factor[1] = 1.0f;

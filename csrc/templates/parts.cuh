@@ -38,10 +38,13 @@ template <class Act, class Tile, class Problem, class Sums>
 __device__ __forceinline__ void store_rows(const Problem& p, int n, int token, int lane, const Sums& sums) {
   if (n >= p.n) return;
   const int rows[2] = {n + lane / 4, n + lane / 4 + 8};
-  float bias[2] = {};
+  float bias[2] = {}, factor[2] = {p.factor[0], p.factor[1]};
 #pragma unroll
-  for (int h = 0; h < 2; ++h)
-    if (p.bias && rows[h] < p.n) bias[h] = load_bias(p.bias, p.bias_type, rows[h]);
+  for (int h = 0; h < 2; ++h) {
+    if (rows[h] >= p.n) continue;
+    if (p.bias) bias[h] = load_bias(p.bias, p.bias_type, rows[h]);
+    factor[h] = row_factor(p, rows[h], factor[h]);
+  }
   const bool pairs = n + 16 <= p.n && reinterpret_cast<uintptr_t>(p.y) % 4 == 0 && p.y_stride % 2 == 0;
 #pragma unroll
   for (int column = 0; column < Tile::kColumns; ++column) {
@@ -50,8 +53,8 @@ __device__ __forceinline__ void store_rows(const Problem& p, int n, int token, i
 #pragma unroll
     for (int h = 0; h < 2; ++h)
       // Turned, a lane has one token and two rows side by side.
-      pair[h] = ptx::transpose(pack_pair<Act>(fmaf(sums(column, 2 * h), p.factor[h], bias[h]),
-                                              fmaf(sums(column, 2 * h + 1), p.factor[h], bias[h])));
+      pair[h] = ptx::transpose(pack_pair<Act>(fmaf(sums(column, 2 * h), factor[h], bias[h]),
+                                              fmaf(sums(column, 2 * h + 1), factor[h], bias[h])));
     const int own = token + 8 * column + lane / 4;
     if (own >= p.m) continue;
     Act* to = static_cast<Act*>(p.y) + own * p.y_stride + n + lane % 4 * 2;

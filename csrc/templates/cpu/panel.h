@@ -51,21 +51,39 @@ struct GroupVectors {
   bool has_zero;
 };
 
+// Scales (or zeros) of a vector of rows, from number `at` on.
+LOWBIT_INLINE Simd::F load_scales(const void* scales, int64_t at, ScaleType type) {
+  const char* from = static_cast<const char*>(scales);
+  switch (type) {
+    case ScaleType::kFloat32:
+      return Simd::load_as_float(from + 4 * at, FloatType::kFloat32, Simd::kLanes);
+    case ScaleType::kFloat16:
+      return Simd::load_as_float(from + 2 * at, FloatType::kFloat16, Simd::kLanes);
+    case ScaleType::kBFloat16:
+      return Simd::load_as_float(from + 2 * at, FloatType::kBFloat16, Simd::kLanes);
+    case ScaleType::kFloat8E8m0fnu:
+      return Simd::load_e8m0(from + at);
+    default:
+      return Simd::load_e4m3(from + at);
+  }
+}
+
 // row_block names 16 rows; lane is the first row of the vector inside it. Row blocks past the end read the last one:
 // their results are never stored.
 LOWBIT_INLINE GroupVectors load_group(const Weight& w, int64_t row_block, int64_t group, int64_t lane) {
   const int64_t last = ceil_div(w.n, kRows) - 1;
   const int64_t at = (std::min(row_block, last) * group_count(w) + group) * kRows + lane;
-  const int64_t size = w.scale_type == ScaleType::kFloat32 ? 4 : 2;
-  const FloatType type = w.scale_type == ScaleType::kFloat32   ? FloatType::kFloat32
-                         : w.scale_type == ScaleType::kFloat16 ? FloatType::kFloat16
-                                                               : FloatType::kBFloat16;
   GroupVectors g;
-  g.scale = Simd::load_as_float(static_cast<const char*>(w.scales) + at * size, type, Simd::kLanes);
+  g.scale = load_scales(w.scales, at, w.scale_type);
+  if (w.row_scales != nullptr) {
+    const int64_t row = std::min(row_block, last) * kRows + lane;
+    const int count = static_cast<int>(std::clamp<int64_t>(w.n - row, 0, Simd::kLanes));
+    g.scale = Simd::mul(g.scale, Simd::load_as_float(w.row_scales + row, FloatType::kFloat32, count));
+  }
   g.zero = Simd::zero();
   g.has_zero = w.zero_kind != ZeroKind::kNone;
   if (g.has_zero) {
-    const Simd::F z = Simd::load_as_float(static_cast<const char*>(w.zeros) + at * size, type, Simd::kLanes);
+    const Simd::F z = load_scales(w.zeros, at, w.scale_type);
     // zero: scale * (v - z); min: scale * v + z
     g.zero = w.zero_kind == ZeroKind::kMin ? z : Simd::mul(Simd::sub(Simd::zero(), g.scale), z);
   }

@@ -115,6 +115,18 @@ struct Simd {
     if (type == FloatType::kFloat16) return _mm256_cvtph_ps(half);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
   }
+  // 8 floats of 8 bits without NaN: powers of two, 2^(e - 127), and float8_e4m3fn, whose bits are those of an fp32
+  // number 2^-120 too small.
+  LOWBIT_INLINE F load_e8m0(const void* p) {
+    const B e = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+    // Why max: 2^-127 is subnormal.
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_slli_epi32(e, 23), _mm256_set1_epi32(0x400000)));
+  }
+  LOWBIT_INLINE F load_e4m3(const void* p) {
+    const B v = _mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+    const B bits = _mm256_and_si256(_mm256_slli_epi32(v, 20), _mm256_set1_epi32(static_cast<int>(0x87f00000u)));
+    return mul(_mm256_castsi256_ps(bits), set1(0x1p120f));
+  }
   LOWBIT_INLINE void store_from_float(void* p, FloatType type, F v, int count) {
     alignas(32) char whole[32];
     if (type == FloatType::kFloat32) {

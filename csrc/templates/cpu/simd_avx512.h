@@ -145,6 +145,18 @@ struct Simd {
     if (type == FloatType::kFloat16) return _mm512_cvtph_ps(half);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
   }
+  // 16 floats of 8 bits without NaN: powers of two, 2^(e - 127), and float8_e4m3fn, whose bits are those of an fp32
+  // number 2^-120 too small.
+  LOWBIT_INLINE F load_e8m0(const void* p) {
+    const I e = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+    // Why max: 2^-127 is subnormal.
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(e, 23), _mm512_set1_epi32(0x400000)));
+  }
+  LOWBIT_INLINE F load_e4m3(const void* p) {
+    const I v = _mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+    const I bits = _mm512_and_si512(_mm512_slli_epi32(v, 20), _mm512_set1_epi32(static_cast<int>(0x87f00000u)));
+    return mul(_mm512_castsi512_ps(bits), set1(0x1p120f));
+  }
   LOWBIT_INLINE void store_from_float(void* p, FloatType type, F v, int count) {
     const __mmask16 m = static_cast<__mmask16>((1u << count) - 1);
     if (type == FloatType::kFloat32) return _mm512_mask_storeu_ps(p, m, v);

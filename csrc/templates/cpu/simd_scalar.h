@@ -84,6 +84,16 @@ struct Simd {
     std::memcpy(&h, p, sizeof(h));
     return type == FloatType::kFloat16 ? from_fp16(h) : __builtin_bit_cast(float, static_cast<uint32_t>(h) << 16);
   }
+  // A float of 8 bits without NaN: a power of two, 2^(e - 127), and float8_e4m3fn, whose bits are those of an fp32
+  // number 2^-120 too small.
+  LOWBIT_INLINE F load_e8m0(const void* p) {
+    const uint32_t e = *static_cast<const uint8_t*>(p);
+    return __builtin_bit_cast(float, e ? e << 23 : 0x400000u);  // 2^-127 is subnormal
+  }
+  LOWBIT_INLINE F load_e4m3(const void* p) {
+    const uint32_t v = *static_cast<const uint8_t*>(p);
+    return __builtin_bit_cast(float, (v & 0x80) << 24 | (v & 0x7f) << 20) * 0x1p120f;
+  }
   LOWBIT_INLINE void store_from_float(void* p, FloatType type, F v, int count) {
     if (count <= 0) return;
     if (type == FloatType::kFloat32) {

@@ -39,6 +39,7 @@ struct Problem {
   const uint8_t* x;
   void* y;
   const void* bias;
+  const float* row_scales;
   int64_t x_stride, y_stride;  // elements
   int64_t plane_stride;        // bytes of one bit of every code: padded rows * padded k / 8
   int n, k, m, columns;        // columns: padded k

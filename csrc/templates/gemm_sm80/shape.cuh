@@ -80,6 +80,7 @@ struct Problem {
   float* parts;         // sums of parts of tasks: [worker][first, last][row tile][column][lane][4]
   void* y;
   const void* bias;
+  const float* row_scales;
   int64_t y_stride;       // elements
   float step, zero_base;  // value = step * (code - zero_base)
   float factor[2];        // of a finished sum, by row half: 1

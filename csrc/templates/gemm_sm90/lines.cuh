@@ -31,11 +31,13 @@ __device__ __forceinline__ void store_lines(const Problem& p, uint32_t memory, i
   static_assert(Tile::kColumns % 2 == 0);
   const int group = warp / 4, own = warp % 4;
   const uint32_t buffers = memory + group * 2 * Lines::kBuffer;
-  float bias[2] = {};
+  float bias[2] = {}, factor[2] = {p.factor[0], p.factor[1]};
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = n + 16 * own + 8 * h + lane / 4;
-    if (p.bias && row < p.n) bias[h] = load_bias(p.bias, p.bias_type, row);
+    if (row >= p.n) continue;
+    if (p.bias) bias[h] = load_bias(p.bias, p.bias_type, row);
+    factor[h] = row_factor(p, row, factor[h]);
   }
   // Lanes 8i to 8i + 7 say where the rows of matrix i go once it is turned: tokens; i: row half, and which of two
   // columns.
@@ -55,8 +57,8 @@ __device__ __forceinline__ void store_lines(const Problem& p, uint32_t memory, i
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int h = i % 2, of = column + i / 2;
-        pairs[i] = pack_pair<Act>(fmaf(sums(of, 2 * h), p.factor[h], bias[h]),
-                                  fmaf(sums(of, 2 * h + 1), p.factor[h], bias[h]));
+        pairs[i] =
+            pack_pair<Act>(fmaf(sums(of, 2 * h), factor[h], bias[h]), fmaf(sums(of, 2 * h + 1), factor[h], bias[h]));
       }
       ptx::store_matrices_turned(buffer + to + (column - first / 8) * 8 * 128, pairs);
     }

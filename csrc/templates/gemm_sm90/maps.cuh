@@ -98,7 +98,7 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   if (std::max(tasks, stages * most) > INT32_MAX) return false;
   p.deal = deal(static_cast<int>(tasks), static_cast<int>(stages), most, traits.wgmma);
   p.y = args.y.data, p.y_stride = args.y.row_stride, p.lines = has_lines(args);
-  p.bias = args.y.bias, p.bias_type = args.y.bias_type;
+  p.bias = args.y.bias, p.bias_type = args.y.bias_type, p.row_scales = args.w.row_scales;
   p.step = traits.is_float ? 1.0f : affine.step;
   p.zero_base = traits.is_float ? 0.0f : affine.offset / affine.step;
   p.zero_factor = 1.0f / p.step;

@@ -96,6 +96,7 @@ struct Problem {
   float* parts;  // sums of parts of tasks: [worker][first, last][block of the cluster][row tile][column][lane][4]
   void* y;
   const void* bias;
+  const float* row_scales;
   const float* codebook;
   int64_t y_stride;       // elements
   bool lines;             // whether y can be written by store_lines (lines.cuh)
