@@ -10,7 +10,7 @@ from torch import nn
 from .errors import SchemeError
 from .nn import Linear
 from .ops.canonical import rows_of
-from .tensor import QuantTensor
+from .tensor import BY_ROW, FIELDS, QuantTensor, as_bytes
 from .weight_holder import HELD
 
 
@@ -35,10 +35,10 @@ class Fused(nn.Module):
         first, packed = layers[0], layers[0].layout is not None
         with torch.inference_mode(False), torch.no_grad():
             parts = [layer.quant_tensor() for layer in layers]
-            tensors = [_stack([getattr(qt, field) for qt in parts]) for field in ("codes", "scales", "zeros")]
+            tensors = {field: _stack([getattr(qt, field) for qt in parts]) for field in BY_ROW}
             s, n = first.scheme, sum(layer.out_features for layer in layers)
             options = {"dtype": s.weight, "group_size": s.group_size, "zero_kind": s.zero_kind}
-            qt = QuantTensor(*tensors, shape=(n, first.in_features), perm=parts[0].perm, **options)
+            qt = QuantTensor(**tensors, shape=(n, first.in_features), perm=parts[0].perm, **options)
             whole = Linear.from_quant_tensor(qt, dtype=first.float_dtype, prepare=packed)
         fused = cls(whole, layers)
         for place, layer in enumerate(layers):
@@ -56,7 +56,7 @@ class Fused(nn.Module):
             layer.__class__ = Linear
             del layer.fusion
             with torch.inference_mode(False), torch.no_grad():
-                layer._hold(qt.codes, qt.scales, qt.zeros, qt.perm, None, layout=None)
+                layer._hold(*(getattr(qt, field) for field in FIELDS), layout=None)
             if packed:
                 layer.prepare()
 
@@ -124,9 +124,10 @@ class Fused(nn.Module):
         """Write a member's weight, of the same scheme, shape and perm."""
         packed = self.whole.layout is not None
         self.whole.unprepare()
-        for name, tensor in (("qweight", qt.codes), ("scales", qt.scales), ("zeros", qt.zeros)):
-            if tensor is not None:
-                self._parameters[name].data[self._slice(place)] = tensor
+        for name, field in zip(HELD, FIELDS, strict=True):
+            tensor = getattr(qt, field)
+            if field in BY_ROW and tensor is not None:
+                as_bytes(self._parameters[name].data)[self._slice(place)] = as_bytes(tensor)
         if packed:
             self.whole.prepare()
 
@@ -159,11 +160,13 @@ class Fused(nn.Module):
 class FusedLinear(Linear):
     """A :class:`~lowbit.nn.Linear` whose weight is rows of a :class:`Fused`; see :func:`lowbit.fuse`.
 
-    It has no parameter but bias: ``qweight``, ``scales``, ``zeros`` and ``perm`` are those of the Fused, of all layers.
+    It has no parameter but bias: ``qweight``, ``scales`` and so on are those of the Fused, of all layers.
     ``quant_tensor()`` and ``state_dict`` give this layer's rows; ``prepare`` and ``unprepare`` change all of it.
     """
 
-    qweight, scales, zeros, perm = (property(lambda self, n=n: getattr(self.fusion[0], n)) for n in HELD[:4])
+    qweight, scales, zeros, perm, row_scales = (
+        property(lambda self, n=n: getattr(self.fusion[0], n)) for n in HELD if n != "codebook"
+    )
 
     @property
     def layout(self) -> str | None:
@@ -240,4 +243,6 @@ class _Scope:
 
 
 def _stack(tensors: list[torch.Tensor | None]) -> torch.Tensor | None:
-    return None if tensors[0] is None else torch.cat(tensors)
+    if tensors[0] is None:
+        return None
+    return torch.cat([as_bytes(tensor) for tensor in tensors]).view(tensors[0].dtype)

@@ -27,12 +27,12 @@ class Linear(WeightHolder, nn.Linear):
     """``y = x @ dequant(W).T + bias`` for a quantized weight ``[out_features, in_features]``; made by
     :meth:`from_linear`, :meth:`from_quant_tensor` or :func:`lowbit.quantize_model`.
 
-    Frozen parameters ``qweight`` (uint8), ``scales``, ``zeros``, ``perm`` and ``codebook`` (or None) hold one copy of
-    the weight: canonical, or packed for the device once :func:`lowbit.prepare` ran (``layout`` says which; a
-    codebook of 16 bits is then fp32). ``state_dict``, pickle and :meth:`quant_tensor` give the canonical form, and
-    loading packs again. ``.to(dtype)`` changes ``bias`` and ``weight.dtype`` and leaves the weight as it is; a move to
-    another device packs for that device. Gradients reach x and bias. There is no float weight: ``weight`` is an empty
-    tensor that has its type and device.
+    Frozen parameters ``qweight`` (uint8), ``scales``, ``zeros``, ``perm``, ``codebook`` and ``row_scales`` (or None)
+    hold one copy of the weight: canonical, or packed for the device once :func:`lowbit.prepare` ran (``layout`` says
+    which; a codebook of 16 bits is then fp32, and scales of 8 bits have 16 on a GPU). ``state_dict``, pickle and
+    :meth:`quant_tensor` give the canonical form, and loading packs again. ``.to(dtype)`` changes ``bias`` and
+    ``weight.dtype`` and leaves the weight as it is; a move to another device packs for that device. Gradients reach x
+    and bias. There is no float weight: ``weight`` is an empty tensor that has its type and device.
 
     scheme: the :class:`~lowbit.scheme.Scheme`; dtype: type of bias and of ``weight.dtype``; act: None or "int8", see
     :func:`lowbit.matmul`; perm, codebook: whether the weight has an order of its columns, and a table of values (fp32
@@ -74,16 +74,18 @@ class Linear(WeightHolder, nn.Linear):
 
     @classmethod
     def from_quant_tensor(cls, qt: QuantTensor, bias=None, *, dtype=None, act=None, prepare=True) -> Linear:
-        """A layer of a QuantTensor and a bias [N] (a Parameter is shared); dtype: by default the bias's or scales'."""
+        """A layer of a QuantTensor and a bias [N] (a Parameter is shared); dtype: by default the bias's, or what
+        ``qt.dequantize()`` gives."""
         if not isinstance(qt, QuantTensor):
             raise DtypeError(f"expected a QuantTensor, got {type(qt).__name__}")
         options = {"scheme": qt.scheme, "act": act, "perm": qt.perm is not None, "codebook": qt.codebook is not None}
         n, k = qt.shape
         if bias is not None and tuple(bias.shape) != (n,):
             raise ShapeError(f"bias must have shape ({n},), got {tuple(bias.shape)}")
-        dtype = (qt.scales if bias is None else bias).dtype if dtype is None else dtype
+        if dtype is None:
+            dtype = getattr(torch, qt.scheme.float_type) if bias is None else bias.dtype
         layer = cls(k, n, bias=False, device="meta", dtype=dtype, **options)
-        layer._hold(qt.codes, qt.scales, qt.zeros, qt.perm, qt.codebook, layout=None)
+        layer._hold(qt.codes, qt.scales, qt.zeros, qt.perm, qt.codebook, qt.row_scales, layout=None)
         if bias is not None:
             layer.bias = bias if isinstance(bias, nn.Parameter) else nn.Parameter(bias)
         return layer.prepare() if prepare else layer
@@ -98,10 +100,10 @@ class Linear(WeightHolder, nn.Linear):
         # Why not in forward: accelerate holds on to that method, past a change of class (fused.py).
         if self.layout is not None:
             held = self._parameters
-            codes, scales = held["qweight"], held["scales"]
+            codes, scales, book, rows = held["qweight"], held["scales"], held["codebook"], held["row_scales"]
             if scales.dtype is not self._stored:
                 self._restore_type()
-            return product(x, codes, scales, held["zeros"], held["perm"], held["codebook"], bias, self._numbers, act)
+            return product(x, codes, scales, held["zeros"], held["perm"], book, rows, bias, self._numbers, act)
         return self._multiply_canonical(x, bias, act)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -52,6 +52,19 @@ def _value(code: int, wtype: WeightType) -> float:
     return sign * math.ldexp(1 + fraction, exponent - bias)
 
 
+def read_scales(qt) -> np.ndarray:
+    """The scales ``[N, G]`` of a QuantTensor in float64, the factors of its rows included."""
+    scales = qt.scales.cpu()
+    if scales.dtype == torch.float8_e8m0fnu:  # a byte e means 2^(e - 127), 255 NaN (OCP microscaling formats, v1.0)
+        exponents = scales.view(torch.uint8).numpy().astype(np.float64) - 127
+        values = np.where(exponents == 128, np.nan, np.exp2(exponents))
+    elif scales.dtype == torch.float8_e4m3fn:
+        values = decode(scales.view(torch.uint8), "float8_e4m3").numpy()
+    else:
+        values = scales.double().numpy()
+    return values if qt.row_scales is None else values * qt.row_scales.cpu().double().numpy()
+
+
 def dequantize(qt, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """The weight ``[N, K]`` of a QuantTensor, computed in float64 on the host and rounded once to dtype."""
     n, k = qt.shape
@@ -60,7 +73,7 @@ def dequantize(qt, dtype: torch.dtype = torch.float64) -> torch.Tensor:
         values = decode(codes, qt.dtype).numpy()
     else:
         values = qt.codebook.cpu().double().numpy()[codes.numpy()]
-    scales = qt.scales.cpu().double().numpy()
+    scales = read_scales(qt)
     zeros = None if qt.zeros is None else qt.zeros.cpu().double().numpy()
     size = k if qt.group_size == -1 else qt.group_size
     stored = np.empty((n, k), dtype=np.float64)

@@ -18,8 +18,12 @@ ZERO_KINDS = ("none", "zero", "min")
 #: with which some kernels are faster.
 OP_ZERO_KINDS = (*ZERO_KINDS, "zero")
 WHOLE_ZEROS = len(ZERO_KINDS)
-#: Types of scales and zeros, in the order of their id.
+#: Types of scales, in the order of their id; zeros have that of the scales. The names are torch's.
 SCALE_TYPES = ("float16", "bfloat16", "float32", "float8_e8m0fnu", "float8_e4m3fn")
+#: Those of 8 bits, which go without zeros, and the type as which layout nvidia holds them: each has all their values.
+WIDER_SCALES = {"float8_e8m0fnu": "bfloat16", "float8_e4m3fn": "float16"}
+#: The type of scales that go with a factor for each row (``row_scales``, float32): by itself it ends at 448.
+FACTORED_SCALES = "float8_e4m3fn"
 #: Types of x that the kernels of a family multiply with (``dequant``: that it expands weights to).
 FAMILY_ACTS = {
     "cpu": tuple(act.name for act in ACT_TYPES),
@@ -31,7 +35,7 @@ FAMILY_ACTS = {
 #: Families whose kernels read codebooks, and of how many bits.
 CODEBOOK_BITS = {"cpu": range(1, 9), "gemm_sm90": (4,), "dequant": range(1, 9)}
 #: Types of scales and zeros that the kernels of a family read, where they don't read all.
-FAMILY_SCALES = dict.fromkeys(("decode", "gemm_sm80"), ("float16", "bfloat16"))
+FAMILY_SCALES = dict.fromkeys(("decode", "gemm_sm80"), ("float16", "bfloat16", *WIDER_SCALES))
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,20 @@ class Scheme:
         if reason:
             raise SchemeError(reason)
         return cls(weight, group_size, zero_kind, scale_type)
+
+    @property
+    def has_row_scales(self) -> bool:
+        """Whether each row has a factor of its own beside its scales: W = row_scale * scale * value."""
+        return self.scale_type == FACTORED_SCALES
+
+    @property
+    def float_type(self) -> str:
+        """The type of floats that goes with the scales: their own, or one that has their values."""
+        return "float32" if self.has_row_scales else WIDER_SCALES.get(self.scale_type, self.scale_type)
+
+    def held_scales(self, layout: str | None) -> str:
+        """The type that scales have in a layout of kernels, or in the canonical form (None)."""
+        return WIDER_SCALES.get(self.scale_type, self.scale_type) if layout == "nvidia" else self.scale_type
 
     def groups(self, k: int) -> int:
         """How many groups a row of k weights has (the last one may be short)."""
@@ -98,6 +116,8 @@ def why_not(
         return f"zero_kind must be one of {', '.join(ZERO_KINDS)}, got {zero_kind!r}"
     if scale_type is not None and scale_type not in SCALE_TYPES:
         return f"scales must be one of {', '.join(SCALE_TYPES)}, got {scale_type!r}"
+    if scale_type in WIDER_SCALES and zero_kind not in (None, "none"):
+        return f"scales of {scale_type} go without zeros, got zero_kind {zero_kind!r}"
     if family is not None and family not in FAMILY_ACTS:
         return f"no family of kernels is called {family!r}; expected one of {', '.join(FAMILY_ACTS)}"
     if scale_type is not None and scale_type not in FAMILY_SCALES.get(family, SCALE_TYPES):

@@ -3,10 +3,11 @@
 The form is specified in docs/format.md. In short, for a weight ``[N, K]`` of b-bit codes in groups of g along K:
 
     codes   uint8 [N, ceil(K*b/8)]   row by row a dense little-endian bit stream: code k is bits k*b .. k*b+b-1
-    scales  [N, ceil(K/g)]           float16, bfloat16 or float32
+    scales  [N, ceil(K/g)]           float16, bfloat16, float32, or of 8 bits: float8_e8m0fnu, float8_e4m3fn
     zeros   like scales, or None     W = s*v (none), s*(v - zero) (zero), s*v + zero (min)
     perm    int32 [K], or None       stored column j is column perm[j] of the weight (x is gathered: x[..., perm])
     codebook  [2**b], or None        the value of each code, in place of the type's own
+    row_scales  float32 [N, 1]       with scales of float8_e4m3fn, else None: W = row_scale * s*v
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from .bit_stream import row_chunks, stream_bytes
 from .dtypes import kernel_type, weight_type
 from .errors import DeviceError, DtypeError, FormatError, SchemeError
 from .scheme import Scheme, Schemed
-from .tensor_checks import checked_shape, expect, expect_float, type_of
+from .tensor_checks import checked_shape, expect, expect_float, expect_scales, type_of
 
-_FIELDS = ("codes", "scales", "zeros", "perm", "codebook")
+#: The tensors, in the order in which everything that holds a weight has them.
+FIELDS = ("codes", "scales", "zeros", "perm", "codebook", "row_scales")
+#: Those that have a row for each row of the weight.
+BY_ROW = ("codes", "scales", "zeros", "row_scales")
 
 
 class QuantTensor(Schemed):
@@ -29,53 +33,70 @@ class QuantTensor(Schemed):
     codes: uint8 ``[N, ceil(K*bits/8)]`` bit stream; scales, zeros: ``[N, ceil(K/group_size)]`` (one column for the
     whole row, -1) of one float type; dtype: a weight type or its name; shape: ``(N, K)``, both at least 1; zero_kind:
     "none", "zero" or "min", by default what the type needs; perm: int32 ``[K]``; codebook: float ``[2**bits]``, only
-    with uint types. All tensors are on one device; they are kept without a copy when contiguous.
+    with uint types; row_scales: float32 ``[N, 1]``, with scales of float8_e4m3fn and only with them. Scales of 8 bits
+    go without zeros. All tensors are on one device; they are kept without a copy when contiguous.
 
     Raises DtypeError, ShapeError, DeviceError or SchemeError. Contents are judged by :meth:`validate`, not here.
     """
 
     def __init__(
-        self, codes, scales, zeros=None, *, dtype, shape, group_size=128, zero_kind=None, perm=None, codebook=None
+        self,
+        codes,
+        scales,
+        zeros=None,
+        *,
+        dtype,
+        shape,
+        group_size=128,
+        zero_kind=None,
+        perm=None,
+        codebook=None,
+        row_scales=None,
     ):
         wtype = weight_type(dtype)
         n, k = self.shape = checked_shape(shape)
-        for field, value in zip(_FIELDS, (codes, scales, zeros, perm, codebook), strict=True):
+        tensors = dict(zip(FIELDS, (codes, scales, zeros, perm, codebook, row_scales), strict=True))
+        for field, value in tensors.items():
             if value is None and field not in ("codes", "scales"):
                 continue
             if not isinstance(value, torch.Tensor):
                 raise DtypeError(f"{field} must be a torch.Tensor, got {type(value).__name__}")
             if value.device != codes.device:
                 raise DeviceError(f"{field} must be on the device of codes, {codes.device}, got {value.device}")
-        expect_float("scales", scales)
+        expect_scales(scales)
         if zero_kind is None and codebook is not None and zeros is None:
             zero_kind = "none"
         self.scheme = Scheme.make(wtype, group_size, zero_kind, type_of(scales))
         if (zeros is None) != (self.scheme.zero_kind == "none"):
             wanted = "no zeros" if zeros is not None else "zeros of the scales' type and shape"
             raise SchemeError(f"zero_kind {self.scheme.zero_kind!r} of {wtype} goes with {wanted}")
+        if (row_scales is None) == self.scheme.has_row_scales:
+            wanted = "row_scales" if row_scales is None else "no row_scales"
+            raise SchemeError(f"scales of {self.scheme.scale_type} go with {wanted}")
         kernel_type(wtype, codebook is not None)  # a codebook goes with uint types alone
         groups = self.scheme.groups(k)
         expect("codes", codes, (n, stream_bytes(k, wtype.bits)), torch.uint8)
         expect("scales", scales, (n, groups), scales.dtype)
         expect("zeros", zeros, (n, groups), scales.dtype)
         expect("perm", perm, (k,), torch.int32)
+        expect("row_scales", row_scales, (n, 1), torch.float32)
         if codebook is not None:
             expect_float("codebook", codebook)
             expect("codebook", codebook, (1 << wtype.bits,), codebook.dtype)
-        for field, value in zip(_FIELDS, (codes, scales, zeros, perm, codebook), strict=True):
+        for field, value in tensors.items():
             setattr(self, field, None if value is None else value.detach().contiguous())
 
     #: Codes, one a byte, to a bit stream and back: for users, lowbit itself asks bit_stream.
     pack_codes, unpack_codes = staticmethod(bit_stream.pack), staticmethod(bit_stream.unpack)
 
     @classmethod
-    def from_codes(
-        cls, codes, scales, zeros=None, *, dtype, group_size=128, zero_kind=None, perm=None, codebook=None
-    ) -> QuantTensor:
-        """A QuantTensor of codes uint8 ``[N, K]``, one a byte. Raises SchemeError for a code of 2**bits or more."""
+    def from_codes(cls, codes, scales, zeros=None, *, dtype, **options) -> QuantTensor:
+        """A QuantTensor of codes uint8 ``[N, K]``, one a byte; options: those of QuantTensor but for the shape.
+
+        Raises SchemeError for a code of 2**bits or more.
+        """
         wtype = weight_type(dtype)
         stream = bit_stream.pack(codes, wtype.bits)
-        options = {"group_size": group_size, "zero_kind": zero_kind, "perm": perm, "codebook": codebook}
         return cls(stream, scales, zeros, dtype=wtype, shape=tuple(codes.shape), **options)
 
     def unpack(self) -> torch.Tensor:
@@ -85,10 +106,10 @@ class QuantTensor(Schemed):
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The weight ``[N, K]`` for which ``x @ W.T`` is the product: columns in the caller's order, ``perm`` undone.
 
-        dtype: a float type, by default that of the scales. Arithmetic is fp32 (float64 if asked for float64), rounded
-        once to dtype.
+        dtype: a float type, by default that of the scales (bfloat16 for float8_e8m0fnu, float32 for float8_e4m3fn).
+        Arithmetic is fp32 (float64 if asked for float64), rounded once to dtype.
         """
-        dtype = self.scales.dtype if dtype is None else dtype
+        dtype = getattr(torch, self.scheme.float_type) if dtype is None else dtype
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise DtypeError(f"expected a floating-point torch.dtype such as torch.float16, got {dtype}")
         (n, k), wtype = self.shape, self.dtype
@@ -100,7 +121,10 @@ class QuantTensor(Schemed):
         for rows in row_chunks(n, k, self.device):
             codes = bit_stream.unpack(self.codes[rows], wtype.bits, k)
             part = table.index_select(0, codes.flatten().int()).view(codes.shape)
-            scales = self._spread(self.scales[rows].to(work))
+            scales = self.scales[rows].to(work)
+            if self.row_scales is not None:
+                scales = scales * self.row_scales[rows].to(work)
+            scales = self._spread(scales)
             zeros = None if self.zeros is None else self._spread(self.zeros[rows].to(work))
             if self.zero_kind == "zero":
                 part = part - zeros
@@ -122,7 +146,7 @@ class QuantTensor(Schemed):
     def validate(self, name: str = "weight") -> QuantTensor:
         """Judge the contents and return self. Raises FormatError that names the tensor.
 
-        Refused: bits set behind the last code of a row, NaN or infinity among scales, zeros or the codebook, codes that
+        Refused: bits set behind the last code of a row, NaN or infinity among scales, zeros or a codebook, codes that
         mean NaN or infinity, a perm that is not a permutation of 0..K-1.
         """
         (n, k), wtype = self.shape, self.dtype
@@ -133,10 +157,12 @@ class QuantTensor(Schemed):
                 raise FormatError(
                     f"{name}.qweight: bits behind a row's last code must be 0, in {bad} rows some are set"
                 )
-        for field in ("scales", "zeros", "codebook"):
+        for field in ("scales", "zeros", "codebook", "row_scales"):
             value = getattr(self, field)
             if value is not None:
-                bad = value.numel() - int(value.isfinite().count_nonzero())
+                # Why float: torch does not ask numbers of 8 bits.
+                wide = value.float() if value.element_size() == 1 else value
+                bad = value.numel() - int(wide.isfinite().count_nonzero())
                 if bad:
                     count = f"{bad} of {value.numel()}"
                     raise FormatError(f"{name}.{field}: expected finite numbers, {count} are NaN or infinite")
@@ -163,7 +189,7 @@ class QuantTensor(Schemed):
         return sum(t.numel() * t.element_size() for t in self._tensors().values())
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        return {field: value for field in _FIELDS if (value := getattr(self, field)) is not None}
+        return {field: value for field in FIELDS if (value := getattr(self, field)) is not None}
 
     def _map(self, change) -> QuantTensor:
         tensors = {field: change(value) for field, value in self._tensors().items()}
@@ -198,7 +224,7 @@ class QuantTensor(Schemed):
     __hash__ = None
 
     def __repr__(self) -> str:
-        extra = "".join(f", {field}" for field in ("perm", "codebook") if getattr(self, field) is not None)
+        extra = "".join(f", {field}" for field in FIELDS[3:] if getattr(self, field) is not None)
         zeros = "" if self.zero_kind == "none" else f", zero_kind={self.zero_kind!r}"
         return (
             f"QuantTensor({self.dtype}, shape={self.shape}, group_size={self.group_size}{zeros}, "
@@ -221,6 +247,11 @@ class QuantTensor(Schemed):
         if len(weights) != 1:
             raise FormatError(f"{path}: expected one weight, got {len(weights)}; use lowbit.checkpoint.native.load")
         return next(iter(weights.values()))
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Floats of 8 bits as uint8, all else as it is. Why: few of torch's operations know floats of 8 bits."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
 def _as_integers(tensor: torch.Tensor) -> torch.Tensor:

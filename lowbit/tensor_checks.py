@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from .errors import DtypeError, SchemeError, ShapeError
-from .scheme import SCALE_TYPES
+from .scheme import SCALE_TYPES, WIDER_SCALES
 
 _SCALE_DTYPES = tuple(getattr(torch, name) for name in SCALE_TYPES)
+_FLOATS = tuple(name for name in SCALE_TYPES if name not in WIDER_SCALES)
 
 
 def checked_shape(shape) -> tuple[int, int]:
@@ -37,10 +38,16 @@ def expect(field: str, value: torch.Tensor | None, shape: tuple[int, ...], dtype
         raise ShapeError(f"{field} must have shape {shape}, got {tuple(value.shape)}")
 
 
-def expect_float(field: str, value: torch.Tensor) -> None:
-    """Judge a type of scales, zeros or a codebook."""
+def expect_scales(value: torch.Tensor) -> None:
+    """Judge the type of scales."""
     if value.dtype not in _SCALE_DTYPES:
-        raise DtypeError(f"{field} must be one of {', '.join(SCALE_TYPES)}, got {type_of(value)}")
+        raise DtypeError(f"scales must be one of {', '.join(SCALE_TYPES)}, got {type_of(value)}")
+
+
+def expect_float(field: str, value: torch.Tensor) -> None:
+    """Judge the type of a codebook."""
+    if type_of(value) not in _FLOATS:
+        raise DtypeError(f"{field} must be one of {', '.join(_FLOATS)}, got {type_of(value)}")
 
 
 def type_of(value) -> str:

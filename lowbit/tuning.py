@@ -129,7 +129,7 @@ def distinct(weight, act: str | None = None) -> list[tuple[Problem, int, Callabl
         if codebook is not None or scheme.scale_type == "float32":
             continue  # these are expanded, there is nothing to choose
         own = type_name(float_dtype) if float_dtype is not None else scheme.scale_type
-        wanted = act or (own if own in _ACTS else scheme.scale_type)
+        wanted = act or (own if own in _ACTS else scheme.held_scales("nvidia"))
         index = scales.device.index or 0
         problem = Problem.of(scheme, wanted, n, k, numbers[-1] == WHOLE_ZEROS)
         found.setdefault((problem, torch.cuda.get_device_name(index)), (problem, index, make))

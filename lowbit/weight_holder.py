@@ -15,10 +15,10 @@ from .pack import PackedWeight, pack_weight
 from .pack.packed import finish, has_kernels, op_numbers
 from .placeholder import frozen, keep_type
 from .scheme import Scheme
-from .tensor import QuantTensor
+from .tensor import FIELDS, QuantTensor
 
 #: The parameters that hold the weight, frozen.
-HELD = ("qweight", "scales", "zeros", "perm", "codebook")
+HELD = ("qweight", *FIELDS[1:])
 
 _Layer = TypeVar("_Layer", bound="WeightHolder")
 
@@ -28,8 +28,8 @@ class WeightHolder(nn.Module):
     :class:`~lowbit.nn.Linear` is built on, which explains the form.
 
     ``layout`` is None while the parameters HELD are canonical, else the name of the layout that they are packed in.
-    ``_numbers`` is what ops are told of them, ``_stored`` and ``_stored_codebook`` the canonical types of scales and
-    codebook.
+    ``_numbers`` is what ops are told of them, ``_stored`` the type that scales and zeros have in this layout,
+    ``_stored_codebook`` the canonical type of the codebook.
     """
 
     def __init__(self, in_features, out_features, scheme: Scheme, *, device, dtype, perm: bool, codebook: bool):
@@ -53,6 +53,7 @@ class WeightHolder(nn.Module):
             "zeros": torch.zeros(groups, dtype=stored, device=device) if has_zeros else None,
             "perm": torch.arange(k, dtype=torch.int32, device=device) if perm else None,
             "codebook": torch.zeros(1 << scheme.weight.bits, device=device) if codebook else None,
+            "row_scales": torch.ones(n, 1, device=device) if scheme.has_row_scales else None,
         }
         for name, tensor in held.items():
             self.register_parameter(name, None if tensor is None else frozen(tensor))
@@ -67,7 +68,8 @@ class WeightHolder(nn.Module):
             with torch.inference_mode(False), torch.no_grad():
                 pw = pack_weight(self.quant_tensor(), self.qweight.device)
                 self._stored_codebook = pw.codebook_dtype
-                self._hold(pw.codes, pw.scales, pw.zeros, pw.perm, pw.codebook, layout=pw.layout)
+                held = (pw.codes, pw.scales, pw.zeros, pw.perm, pw.codebook, pw.row_scales)
+                self._hold(*held, layout=pw.layout)
         return self
 
     def unprepare(self: _Layer) -> _Layer:
@@ -80,7 +82,7 @@ class WeightHolder(nn.Module):
         if self.layout is not None:
             with torch.inference_mode(False), torch.no_grad():
                 qt = self.quant_tensor()
-                self._hold(qt.codes, qt.scales, qt.zeros, qt.perm, qt.codebook, layout=None)
+                self._hold(*(getattr(qt, field) for field in FIELDS), layout=None)
         return self
 
     def quant_tensor(self) -> QuantTensor:
@@ -97,13 +99,14 @@ class WeightHolder(nn.Module):
             self._restore_type()
         held = [None if t is None else t.detach() for t in map(self._parameters.get, HELD)]
         shape, s = (self.out_features, self.in_features), self.scheme
-        codes, scales, zeros, perm, codebook = held
+        *held, codebook, row_scales = held
+        extras = {"codebook": codebook, "row_scales": row_scales}
         if self.layout is not None:
-            book = {"codebook": codebook, "codebook_dtype": self._stored_codebook}
-            packed = PackedWeight(codes, scales, zeros, perm, scheme=s, shape=shape, layout=self.layout, **book)
-            return packed.unpack()
+            extras["codebook_dtype"] = self._stored_codebook
+            return PackedWeight(*held, scheme=s, shape=shape, layout=self.layout, **extras).unpack()
+        *held, perm = held
         options = {"dtype": s.weight, "group_size": s.group_size, "zero_kind": s.zero_kind}
-        return QuantTensor(codes, scales, zeros, shape=shape, perm=perm, codebook=codebook, **options)
+        return QuantTensor(*held, shape=shape, perm=perm, **extras, **options)
 
     def _hold(self, *tensors, layout: str | None) -> None:
         for name, tensor in zip(HELD, tensors, strict=True):
@@ -113,6 +116,7 @@ class WeightHolder(nn.Module):
             else:
                 held.data = tensor
         self.layout = layout
+        self._stored = getattr(torch, self.scheme.held_scales(layout))
         zeros = self._parameters["zeros"] if layout == "nvidia" else None
         self._numbers = op_numbers(self.scheme, (self.out_features, self.in_features), zeros)
 
@@ -168,15 +172,16 @@ class WeightHolder(nn.Module):
 
     def _canonical(self) -> dict[str, nn.Parameter]:
         qt = self.quant_tensor()
-        tensors = zip(HELD, (qt.codes, qt.scales, qt.zeros, qt.perm, qt.codebook), strict=True)
-        return {name: frozen(tensor) for name, tensor in tensors if tensor is not None}
+        tensors = {name: getattr(qt, field) for name, field in zip(HELD, FIELDS, strict=True)}
+        return {name: frozen(tensor) for name, tensor in tensors.items() if tensor is not None}
 
     def __getstate__(self):
         # Why: packed bytes belong to one version of lowbit; a pickle may outlive it.
         state = self.__dict__.copy()
         if self.layout is not None:
             state["_parameters"] = {**self._parameters, **self._canonical()}
-            state.update(layout=None, _was_packed=True)
+            stored = getattr(torch, self.scheme.scale_type)
+            state.update(layout=None, _stored=stored, _was_packed=True)
         return state
 
     def __setstate__(self, state):
@@ -184,7 +189,8 @@ class WeightHolder(nn.Module):
         packed = state.pop("_was_packed", False)
         state.setdefault("_stored", getattr(torch, state["scheme"].scale_type))  # pickles of 0.1.0 lack it
         super().__setstate__(state)
-        # Why: pickles of version 0.1.0 have no place for it, later ones none for its type.
+        # Why: the first pickles of version 0.1.0 have no places for these, later ones none for the codebook's type.
+        self._parameters.setdefault("row_scales", None)
         codebook = self._parameters.setdefault("codebook", None)
         self.__dict__.setdefault("_stored_codebook", torch.float32 if codebook is None else codebook.dtype)
         if packed:

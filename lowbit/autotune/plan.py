@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .. import extension
 from ..dtypes import kernel_type, weight_id, weight_type
 from ..errors import DeviceError, ExtensionError, ShapeError
-from ..scheme import SCALE_TYPES, Scheme
+from ..scheme import SCALE_TYPES, WIDER_SCALES, Scheme
 from .problem import Problem
 
 #: Rows of x, each standing for those from the one before on, that plans are shown and logged for.
@@ -105,5 +105,5 @@ def numbers_of(
     """The arguments of ``lowbit_cuda_plan``."""
     _, act, *sizes = problem.numbers
     weight = weight_id(kernel_type(weight_type(problem.weight), codebook))
-    scales = SCALE_TYPES.index(scale_type)
+    scales = SCALE_TYPES.index(WIDER_SCALES.get(scale_type, scale_type))
     return (weight, act, int(m), *map(int, sizes), scales, device.capability, device.blocks, device.pairs)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ..errors import FormatError
-from ..tensor import QuantTensor
+from ..tensor import QuantTensor, as_bytes
 from .formats.gguf import GgufFile
 from .formats.gguf_model import GgufModel
 
@@ -87,6 +87,7 @@ class Gguf:
 
 def take_rows(qt: QuantTensor, rows: torch.Tensor) -> QuantTensor:
     """Rows int64 ``[R]`` of a weight, each with its codes, scales and zeros as they are."""
-    held = [None if t is None else t[rows] for t in (qt.codes, qt.scales, qt.zeros)]
+    # Why as bytes: torch takes rows of few floats of 8 bits.
+    held = [None if t is None else as_bytes(t)[rows].view(t.dtype) for t in (qt.codes, qt.scales, qt.zeros)]
     options = {"dtype": qt.dtype, "group_size": qt.group_size, "zero_kind": qt.zero_kind}
     return QuantTensor(*held, shape=(len(rows), qt.shape[1]), perm=qt.perm, codebook=qt.codebook, **options)

@@ -17,13 +17,14 @@ from collections.abc import Mapping
 import torch
 
 from ..errors import DtypeError, FormatError, LowbitError
+from ..tensor import FIELDS as _FIELDS
 from ..tensor import QuantTensor
 from . import safetensors_file as container
 
 FORMAT = 1
 _KEY = "lowbit"
 #: The name in a file of each tensor of a QuantTensor.
-FIELDS = {"qweight": "codes", "scales": "scales", "zeros": "zeros", "perm": "perm", "codebook": "codebook"}
+FIELDS = {"qweight": "codes", **{name: name for name in _FIELDS[1:]}}
 _ENTRY = {"dtype", "shape", "group_size", "zero_kind", "tensors"}
 
 

@@ -11,6 +11,7 @@ from ..nn import Linear
 from ..quantizers import quantize
 from ..tensor import QuantTensor
 from . import layers
+from .native import FIELDS
 
 
 class Quantize(ConversionOps):
@@ -89,7 +90,7 @@ def check_cut(full: str, layer: Linear, weight: torch.Tensor) -> None:
 
 def parameters(full: str, qt: QuantTensor) -> dict[str, nn.Parameter]:
     """The parameters of a layer, frozen, by full name."""
-    held = {"qweight": qt.codes, "scales": qt.scales, "zeros": qt.zeros}
+    held = {short: getattr(qt, field) for short, field in FIELDS.items()}
     return {f"{full}.{short}": nn.Parameter(t, False) for short, t in held.items() if t is not None}
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from ..bit_stream import stream_bytes
 from ..errors import ShapeError
 from ..nn import Linear
-from ..tensor import QuantTensor
+from ..tensor import BY_ROW, QuantTensor
 
 _SCRATCH_BYTES = 64 << 20  # most bytes of float weight that are held at a time
 
@@ -31,9 +31,10 @@ class ShardedLinear(Linear):
         parts = []
         for first in range(0, n, step):
             rows = slice(first, min(first + step, n))
-            held = [None if t is None else t.detach()[rows] for t in (self.qweight, self.scales, self.zeros)]
+            named = zip(BY_ROW, (self.qweight, self.scales, self.zeros, self.row_scales), strict=True)
+            held = {field: None if t is None else t.detach()[rows] for field, t in named}
             options = {"dtype": s.weight, "group_size": s.group_size, "zero_kind": s.zero_kind}
-            qt = QuantTensor(*held, shape=(rows.stop - first, k), **options)
+            qt = QuantTensor(**held, shape=(rows.stop - first, k), **options)
             bias = None if self.bias is None else self.bias[rows].to(x.dtype)
             parts.append(F.linear(x, qt.dequantize(x.dtype), bias))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)

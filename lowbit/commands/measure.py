@@ -46,9 +46,10 @@ def size_as_saved(model, item: int) -> dict:
     A tensor that two modules share counts once. Keys: linear_bytes, linear_weights, total_bytes.
     """
     from ..nn import Linear
+    from ..weight_holder import HELD
 
     layers = {name: m for name, m in model.named_modules() if isinstance(m, Linear)}
-    packed = {f"{name}.{part}" for name in layers for part in ("qweight", "scales", "zeros", "perm", "codebook")}
+    packed = {f"{name}.{part}" for name in layers for part in HELD}
     linear, other, seen = 0, 0, set()
     for name, tensor in model.state_dict().items():
         if name in packed:

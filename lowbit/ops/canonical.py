@@ -29,7 +29,7 @@ def product_by_rows(x: torch.Tensor, qt: QuantTensor, bias: torch.Tensor | None,
 
 def rows_of(qt: QuantTensor, rows: slice) -> QuantTensor:
     """Some rows of a weight, without a copy."""
-    held = [None if t is None else t[rows] for t in (qt.codes, qt.scales, qt.zeros)]
+    *held, row_scales = [None if t is None else t[rows] for t in (qt.codes, qt.scales, qt.zeros, qt.row_scales)]
     options = {"dtype": qt.dtype, "group_size": qt.group_size, "zero_kind": qt.zero_kind}
     shape = (held[0].shape[0], qt.shape[1])
-    return QuantTensor(*held, shape=shape, perm=qt.perm, codebook=qt.codebook, **options)
+    return QuantTensor(*held, shape=shape, perm=qt.perm, codebook=qt.codebook, row_scales=row_scales, **options)

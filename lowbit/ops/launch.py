@@ -43,10 +43,13 @@ def matmul(
         raise _not_packed(pw)
     if not pw.native:
         _check_layout(pw)
-    return product(x, pw.codes, pw.scales, pw.zeros, pw.perm, pw.codebook, bias, pw.numbers, act, out, pw.native)
+    held = (pw.codes, pw.scales, pw.zeros, pw.perm, pw.codebook, pw.row_scales)
+    return product(x, *held, bias, pw.numbers, act, out, pw.native)
 
 
-def product(x, codes, scales, zeros, perm, codebook, bias, numbers, act=None, out=None, native=True) -> torch.Tensor:
+def product(
+    x, codes, scales, zeros, perm, codebook, row_scales, bias, numbers, act=None, out=None, native=True
+) -> torch.Tensor:
     """:func:`matmul` for the tensors of a packed weight in the layout of their device, and its ``numbers``; with torch
     operations where it is not ``native``.
     """
@@ -76,19 +79,19 @@ def product(x, codes, scales, zeros, perm, codebook, bias, numbers, act=None, ou
     has_grad = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
     if has_grad or not native:
         if out is None:
-            return _matmul_grad(x, codes, scales, zeros, bias, *numbers, act_number, codebook)
+            return _matmul_grad(x, codes, scales, zeros, bias, *numbers, act_number, codebook, row_scales)
         if has_grad:
             raise SchemeError("out= goes without gradients, but x or bias requires one; detach it or leave out= away")
         _check_out(out, x, n)
-        return out.copy_(_matmul_grad(x, codes, scales, zeros, bias, *numbers, act_number, codebook))
+        return out.copy_(_matmul_grad(x, codes, scales, zeros, bias, *numbers, act_number, codebook, row_scales))
     if out is None:
         y = x.new_empty(*x.shape[:-1], n)  # Why no tuple: torch takes half as long to read numbers.
-        _matmul_out(x, codes, scales, zeros, bias, *numbers, act_number, y, codebook)
+        _matmul_out(x, codes, scales, zeros, bias, *numbers, act_number, y, codebook, row_scales)
         return y
     _check_out(out, x, n)
     in_place = out.is_contiguous() or (out.dim() == 2 and out.stride(1) == 1 and out.stride(0) >= n)
     y = out if in_place else x.new_empty(out.shape)
-    _matmul_out(x, codes, scales, zeros, bias, *numbers, act_number, y, codebook)
+    _matmul_out(x, codes, scales, zeros, bias, *numbers, act_number, y, codebook, row_scales)
     return out if in_place else out.copy_(y)
 
 

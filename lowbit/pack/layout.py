@@ -45,7 +45,7 @@ Layout ``nvidia``: N padded to 64, K to 128. Planes lie one after the other, eac
 
 Scales and zeros: ``[N/16][G][16]`` (N padded as above), so that one vector load serves 16 rows. Pad fields are 0. In
 layout ``cpu`` place r of the 16 holds row r. In layout ``nvidia`` place 2*(r%8) + r//8 does, so that rows g and g + 8,
-which one lane owns, are neighbours: one 32-bit word of two 16-bit scales.
+which one lane owns, are neighbours: one 32-bit word of two 16-bit scales; scales of 8 bits are 16-bit floats there.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import bit_stream
+from .. import bit_stream, narrow_scales
 from ..dtypes import weight_type
 from ..errors import SchemeError, ShapeError, nearest
+from ..tensor import as_bytes
 
 #: Every layout, in the order of its id in compiled code.
 LAYOUTS = ("cpu", "nvidia")
@@ -240,20 +241,28 @@ def group_place(layout: str, row: Any) -> Any:
 
 
 def pack_groups(values: torch.Tensor, layout: str) -> torch.Tensor:
-    """Scales or zeros ``[N, G]`` -> ``[N/16 rounded up, G, 16]`` (``nvidia``: N padded to 64), own type, pad rows 0."""
+    """Scales or zeros ``[N, G]`` -> ``[N/16 rounded up, G, 16]`` (``nvidia``: N padded to 64), pad rows of zero bits.
+
+    In their own type, but that layout nvidia has scales of 8 bits as wider floats (scheme.WIDER_SCALES).
+    """
     n, groups = values.shape
     rows = padded_shape(check_layout(layout), n, 1, 1)[0]
-    packed = values.new_empty((rows // 16, groups, 16))
-    padded = torch.nn.functional.pad(values, (0, 0, 0, rows - n))
+    if values.element_size() == 1 and layout == "nvidia":
+        values = narrow_scales.widen(values)
+    bits = as_bytes(values)
+    packed = bits.new_empty((rows // 16, groups, 16))
+    padded = torch.nn.functional.pad(bits, (0, 0, 0, rows - n))
     _by_place(packed, layout).copy_(padded.view(rows // 16, 2, 8, groups))
-    return packed
+    return packed.view(values.dtype)
 
 
-def unpack_groups(packed: torch.Tensor, n: int, layout: str) -> torch.Tensor:
-    """The inverse of :func:`pack_groups`: ``[n, G]``, its own memory."""
+def unpack_groups(packed: torch.Tensor, n: int, layout: str, dtype: torch.dtype) -> torch.Tensor:
+    """The inverse of :func:`pack_groups`: ``[n, G]`` of the type that they had, its own memory."""
     groups = packed.shape[1]
-    values = packed.new_empty((n, groups))
-    return values.copy_(_by_place(packed, check_layout(layout)).reshape(-1, groups)[:n])
+    bits = as_bytes(packed)
+    values = bits.new_empty((n, groups))
+    values.copy_(_by_place(bits, check_layout(layout)).reshape(-1, groups)[:n])
+    return values.view(dtype) if packed.dtype == dtype else narrow_scales.narrow(values, dtype)
 
 
 def _by_place(packed: torch.Tensor, layout: str) -> torch.Tensor:

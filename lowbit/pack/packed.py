@@ -24,10 +24,11 @@ class PackedWeight(Schemed):
     """A packed weight; make it with :func:`pack_weight`. Holds one copy of the codes and nothing else of size.
 
     codes: uint8 in ``layout`` (formula and picture: lowbit/pack/layout.py); scales, zeros: ``[N/16 rounded up, G, 16]``
-    in their own type, zeros None without a zero point; perm: int32 ``[K]`` or None (the product reads
-    ``x[..., perm]``); codebook: fp32 ``[2**bits]`` or None (codebook_dtype: the type that :meth:`unpack` gives it back
-    in, by default what it comes in); scheme: the :class:`~lowbit.scheme.Scheme`; shape: ``(N, K)`` unpadded; layout:
-    its name; numbers: :func:`op_numbers`; native: whether kernels of its device read it here.
+    in the type that the layout has (Scheme.held_scales), zeros None without a zero point; perm: int32 ``[K]`` or None
+    (the product reads ``x[..., perm]``); codebook: fp32 ``[2**bits]`` or None (codebook_dtype: the type that
+    :meth:`unpack` gives it back in, by default what it comes in); row_scales: fp32 ``[N, 1]`` or None; scheme: the
+    :class:`~lowbit.scheme.Scheme`; shape: ``(N, K)`` unpadded; layout: its name; numbers: :func:`op_numbers`; native:
+    whether kernels of its device read it here.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class PackedWeight(Schemed):
         layout: str,
         codebook=None,
         codebook_dtype=None,
+        row_scales=None,
     ):
+        self.row_scales = _fixed(row_scales)
         self.codes, self.scales, self.zeros, self.perm = map(_fixed, (codes, scales, zeros, perm))
         self.codebook_dtype = codebook.dtype if codebook_dtype is None and codebook is not None else codebook_dtype
         self.codebook = _fixed(None if codebook is None else codebook.float())
@@ -65,23 +68,25 @@ class PackedWeight(Schemed):
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors together."""
-        tensors = (self.codes, self.scales, self.zeros, self.perm, self.codebook)
+        tensors = (self.codes, self.scales, self.zeros, self.perm, self.codebook, self.row_scales)
         return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
     def unpack(self) -> QuantTensor:
         """The QuantTensor that was packed, byte for byte, on this device."""
         _refuse_capture("unpack")
         n, k = self.shape
+        stored = getattr(torch, self.scheme.scale_type)
         return QuantTensor(
             _run_unpack(self.codes, n, k, self.scheme.weight.bits, self.layout),
-            _layout.unpack_groups(self.scales, n, self.layout),
-            None if self.zeros is None else _layout.unpack_groups(self.zeros, n, self.layout),
+            _layout.unpack_groups(self.scales, n, self.layout, stored),
+            None if self.zeros is None else _layout.unpack_groups(self.zeros, n, self.layout, stored),
             dtype=self.scheme.weight,
             shape=self.shape,
             group_size=self.scheme.group_size,
             zero_kind=self.scheme.zero_kind,
             perm=self.perm,
             codebook=None if self.codebook is None else self.codebook.to(self.codebook_dtype),
+            row_scales=self.row_scales,
         )
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -98,16 +103,16 @@ class PackedWeight(Schemed):
             return self
         if self.layout != _LAYOUT_OF_DEVICE[device.type]:
             return pack_weight(self.unpack(), device)
-        tensors = (self.codes, self.scales, self.zeros, self.perm, self.codebook)
-        *moved, codebook = [None if t is None else t.to(device) for t in tensors]
+        tensors = (self.codes, self.scales, self.zeros, self.perm, self.codebook, self.row_scales)
+        *moved, codebook, row_scales = [None if t is None else t.to(device) for t in tensors]
         finish(device)
-        options = {"scheme": self.scheme, "shape": self.shape, "layout": self.layout}
+        options = {"scheme": self.scheme, "shape": self.shape, "layout": self.layout, "row_scales": row_scales}
         return PackedWeight(*moved, codebook=codebook, codebook_dtype=self.codebook_dtype, **options)
 
     def __repr__(self) -> str:
         s = self.scheme
         zeros = "" if s.zero_kind == "none" else f", zero_kind={s.zero_kind!r}"
-        perm = "".join(f", {field}" for field in ("perm", "codebook") if getattr(self, field) is not None)
+        perm = "".join(f", {field}" for field in ("perm", "codebook", "row_scales") if getattr(self, field) is not None)
         return (
             f"PackedWeight({s.weight}, shape={self.shape}, group_size={s.group_size}{zeros}, "
             f"scales={s.scale_type}{perm}, layout={self.layout!r}, device={str(self.device)!r}, nbytes={self.nbytes})"
@@ -137,6 +142,7 @@ def pack_weight(qt: QuantTensor, device="cpu", *, layout: str | None = None) -> 
         shape=qt.shape,
         layout=layout,
         codebook=qt.codebook,
+        row_scales=qt.row_scales,
     )
     finish(device)
     return packed
