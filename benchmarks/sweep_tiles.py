@@ -23,7 +23,7 @@ import torch  # noqa: E402
 from gpu_record import Record  # noqa: E402
 from peers_gpu.lowbit_side import LowbitSide  # noqa: E402
 
-TILES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 208, 256)
+TILES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 144, 160, 192, 208, 256)
 ROWS = (1, 2, 4, 5, 8, 9, 13, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 200, 256, 384, 512, 1000, 2048, 8192)
 
 
@@ -31,7 +31,7 @@ def worth_timing(tile: int, m: int) -> bool:
     """Whether a tile is near the fastest one for m rows of x."""
     ranges = {1: (1, 1), 2: (1, 2), 4: (1, 4)}
     ranges |= {8: (1, 8), 16: (5, 16), 32: (1, 64), 48: (25, 96), 64: (9, 256), 96: (41, 384), 128: (48, 1000)}
-    ranges |= {160: (97, 2048), 192: (129, 2048), 208: (161, 2048), 256: (161, 1 << 30)}
+    ranges |= {144: (97, 2048), 160: (97, 2048), 192: (129, 2048), 208: (161, 2048), 256: (161, 1 << 30)}
     least, most = ranges[tile]
     return least <= m <= most
 

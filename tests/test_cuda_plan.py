@@ -94,7 +94,7 @@ def test_whole_zeros_cost_nothing_with_many_tokens_and_others_have_fewer_tiles(n
         assert chosen(native, m, 8192, 8192, kind=WHOLE) == chosen(native, m, 8192, 8192)
         us = [native.tile_us(SM90, 64, [m, 8192, 8192], 4, False, False, 128, kind, 90, H200) for kind in (0, 1, 3)]
         assert us[0] == us[2] < us[1]
-    for tokens in (48, 96, 160, 192, 208):
+    for tokens in (48, 96, 144, 160, 192, 208):
         us = [
             native.tile_us(SM90, tokens, [tokens, 8192, 8192], 4, False, False, group, kind, 90, H200)
             for group, kind in ((128, ZERO), (128, MIN), (64, WHOLE), (128, WHOLE))
@@ -160,7 +160,7 @@ def test_there_is_a_tile_for_every_product(
     [
         (80, []),
         (86, []),
-        (90, [8, 16, 32, 48, 64, 96, 128, 160, 192, 208, 256]),
+        (90, [8, 16, 32, 48, 64, 96, 128, 144, 160, 192, 208, 256]),
         (100, [8, 16]),
         (103, [8, 16]),
         (110, [8, 16]),
@@ -181,17 +181,19 @@ NONE, ZERO, MIN, WHOLE = range(4)
 def test_codebooks_and_scales_of_float32_have_the_kernels_that_read_them(native, group_size, fp32_scales):
     """The templates refuse all others, and a forced kernel or a tuned one must not be tried in vain."""
 
+    fine, few, wide = 0 < group_size < 128, [8, 16], [32, 64, 128, 256]
+    wgmma = [32, 48, 64, 96, 128, 144, 160, 192, 208, 256]
+
     def tiles(family, bits, kind=NONE, is_float=False, codebook=False):
-        sizes = {DECODE: (1, 2, 4), SM80: (16, 32, 64, 128), SM90: (8, 16, 32, 48, 64, 96, 128, 160, 192, 208, 256)}
+        sizes = {DECODE: (1, 2, 4), SM80: (16, 32, 64, 128), SM90: (*few, *wgmma)}
         asked = (bits, is_float, codebook, group_size, kind, fp32_scales)
         return [t for t in sizes[family] if native.has_kernel(family, t, *asked)]
 
-    fine, few, wide = 0 < group_size < 128, [8, 16], [32, 64, 128, 256]
     readable = not (fp32_scales and group_size == 16)
-    book = few + (wide if fine else [32, 48, 64, 96, 128, 160, 192, 208, 256])
+    book = few + (wide if fine else wgmma)
     # Tiles that are no powers of two are not built for codebooks: no row of the manifest asks for them.
-    assert [t for t in tiles(SM90, 4, codebook=True) if t & (t - 1) == 0] == (
-        [t for t in book if t & (t - 1) == 0] * readable
+    assert [t for t in tiles(SM90, 4, codebook=True) if t.bit_count() == 1] == (
+        [t for t in book if t.bit_count() == 1] * readable
     )
     assert (
         not tiles(SM90, 4, MIN, codebook=True)
@@ -203,7 +205,7 @@ def test_codebooks_and_scales_of_float32_have_the_kernels_that_read_them(native,
         assert tiles(SM90, 4) == tiles(SM90, 2, ZERO) == few * readable
         assert tiles(SM90, 8, ZERO) == tiles(SM90, 8, MIN, is_float=True) == few * readable
         for bits, kind, is_float in ((5, NONE, False), (8, WHOLE, False), (4, NONE, True)):
-            assert [t for t in tiles(SM90, bits, kind, is_float) if t & (t - 1) == 0] == (
+            assert [t for t in tiles(SM90, bits, kind, is_float) if t.bit_count() == 1] == (
                 few + wide * (not fine)
             ) * readable
     else:

@@ -65,16 +65,16 @@ def forced(name: str | None) -> contextlib.AbstractContextManager:
 
 
 def serves(name: str, pw: lowbit.PackedWeight) -> bool:
-    """Whether a tile has a kernel for a weight: decode none for floats with zeros, decode and tiles of gemm_sm90 of 48,
-    96, 160, 192 and 208 tokens none for groups of less than 128, the latter none for zeros that are no whole numbers;
-    scales of float32 are for gemm_sm90 with groups of 32 and more, in wide tiles for floats and 5 bits and more alone.
+    """Whether a tile has a kernel for a weight: decode none for floats with zeros, decode and tiles of gemm_sm90 that
+    are no powers of two none for groups of less than 128, the latter none for zeros that are no whole numbers; scales
+    of float32 are for gemm_sm90 with groups of 32 and more, in wide tiles for floats and 5 bits and more alone.
     """
     if pw.scheme.scale_type == "float32":
         if family(name) != "gemm_sm90" or pw.group_size == 16:
             return False
         if is_wide(name) and (scales_values(name, pw) or (pw.dtype.kind != "float" and pw.dtype.bits < 5)):
             return False
-    if family(name) == "gemm_sm80" or (family(name) == "gemm_sm90" and tokens(name) not in (48, 96, 160, 192, 208)):
+    if family(name) == "gemm_sm80" or (family(name) == "gemm_sm90" and tokens(name).bit_count() == 1):
         return True
     zeros = pw.zero_kind != "none" and (
         pw.dtype.kind == "float" if family(name) == "decode" else pw.numbers[-1] != WHOLE_ZEROS

@@ -75,7 +75,7 @@ def test_blocks_with_parts_of_several_tasks(tile, dtype, shape):
 
 
 @pytest.mark.parametrize("act", FLOATS[:2], ids=str)
-@pytest.mark.parametrize("most", [32, 48, 64, 96, 128, 160, 192, 208, 256])
+@pytest.mark.parametrize("most", [32, 48, 64, 96, 128, 144, 160, 192, 208, 256])
 def test_more_rows_of_x_than_a_tile_has(most, act):
     """Tasks that a block has all of, whose y it stores itself, and tasks in parts; y of any stride."""
     row = row_of("int4", act, "gemm_sm90", most)
@@ -120,7 +120,7 @@ def test_sums_of_parts_take_no_more_memory_than_an_expanded_weight_may(most):
 @pytest.mark.parametrize("dtype", ["int1", "uint4", "int7", "float6_e2m3"])
 def test_numbers_of_rows_around_those_of_tiles(dtype, act):
     weight, exact = plain(dtype, (200, 8200), 3), torch.cuda.get_device_capability() == (9, 0)
-    for m in (17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 191, 255, 256, 257, 513):
+    for m in (17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 144, 191, 255, 256, 257, 513):
         x, bias = oracle.normal(m, 8200, dtype=act, seed=m), bias_for(200, m)
         y = lowbit.matmul(x, weight.pw, bias)
         (assert_exact if exact else assert_right)(x, weight, bias, y)
@@ -174,7 +174,7 @@ def test_bias_is_added_before_the_only_rounding(row):
     assert reason is None, reason
 
 
-@pytest.mark.parametrize("most", [64, 128, 160, 192, 208, 256])
+@pytest.mark.parametrize("most", [64, 128, 144, 160, 192, 208, 256])
 def test_sanitizer_small_product_of_several_tiles_of_tokens(most):
     row = row_of("uint3", torch.float16, "gemm_sm90", most)
     skip_elsewhere(row)
