@@ -69,7 +69,7 @@ def test_tuned_is_near_the_best_of_all_and_takes_few_timings(weights):
     assert statistics.mean(tuned) < 0.003 and sum(lost > 0.02 for lost in tuned) < 0.02 * len(tuned)
     assert max(tuned) < 0.1
     assert statistics.mean(untuned) < 0.05 and max(untuned) < 0.15, "the plan alone must do too"
-    assert statistics.mean(timings) < 70 and max(timings) < 90
+    assert statistics.mean(timings) < 85 and max(timings) < 105
 
 
 def test_where_the_prediction_is_wrong_measuring_helps(weights):
@@ -94,7 +94,7 @@ def test_ranges_hold_every_number_of_rows_once():
     assert spans[0] == (1, 1) and all(a[1] + 1 == b[0] for a, b in zip(spans, spans[1:]))
     assert {m for m in range(1, 3000) if span_of(m)[1] == m and m <= 1024} == set(EDGES)
     assert [span_of(m) for m in (3, 4, 5, 16, 17, 1024, 1025, 1280, 1281, 4096)] == [
-        (3, 4), (3, 4), (5, 8), (9, 16), (17, 32), (961, 1024), (1025, 1280), (1025, 1280), (1281, 1536), (3841, 4096),
+        (3, 4), (3, 4), (5, 8), (9, 16), (17, 32), (1009, 1024), (1025, 1280), (1025, 1280), (1281, 1536), (3841, 4096),
     ]  # fmt: skip
     assert spans_of(None) == sorted(map(span_of, DEFAULT_MS)) and spans_of(20) == spans_of([17, 32, 20]) == [(17, 32)]
     for wrong in (0, -1, 1.5, True, "8", None, 1 << 40):
@@ -106,12 +106,14 @@ def test_ranges_hold_every_number_of_rows_once():
 def test_every_tile_is_repeated_equally_often_in_a_range(m):
     """As far as it can be the fastest there: else a range would need two kernels."""
     least, most = span_of(m)
-    likely = {t for t in (8, 16, 32, 48, 64, 96, 128, 160, 192, 208, 256) if -(-most // t) <= (1 if most <= 32 else 4)}
+    large = (144, 160, 192, 208, 256)
+    likely = {t for t in (8, 16, 32, 48, 64, 96, 128, *large) if -(-most // t) <= (1 if most <= 32 else 4)}
     likely = {t for t in likely if t >= 96} if most > 96 else likely
     if most <= 192:
         assert all(-(-least // t) == -(-most // t) for t in likely if t * 2 >= most)
-    if most > 512:
-        assert all(-(-least // t) == -(-most // t) for t in (160, 192, 208, 256) if t * 5 >= most)
+    else:
+        times = 3 if most <= 512 else 5
+        assert all(-(-least // t) == -(-most // t) for t in large if t * times >= most)
 
 
 def test_few_kernels_are_worth_timing():

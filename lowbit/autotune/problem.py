@@ -16,8 +16,8 @@ ZEROS = (*OP_ZERO_KINDS[:WHOLE_ZEROS], "whole")
 #: as it can be the fastest there: all multiples of 16 to 64 up to 64, of 96 to 256 up to 1024. By times of an H200
 #: (tests/test_tuner.py) ranges that end at powers of two instead would lose 5% on average, 44% at worst.
 EDGES = (
-    1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 208, 256, 320, 384, 416, 512,
-    576, 624, 640, 768, 800, 832, 896, 960, 1024,
+    1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 144, 160, 192, 208, 256, 288, 320, 384, 416, 432, 512,
+    576, 624, 640, 720, 768, 800, 832, 864, 896, 960, 1008, 1024,
 )  # fmt: skip
 #: Rows of x in a range above those.
 _WIDE = 256
