@@ -56,7 +56,8 @@ def cases(rows: list[dict]) -> dict[str, list[Case]]:
         by_weight.setdefault(row["weight"], []).append(row["name"])
     for weight, names in by_weight.items():
         turn, ways = weight_id(weight_type(weight)), WAYS * -(-4 * len(names) // len(WAYS))
-        shapes = random.Random(weight).sample((SHAPES * len(ways))[: len(ways)], len(ways))
+        # Why these words: with them chance leaves out no shape for any tile.
+        shapes = random.Random(f"shapes of {weight}").sample((SHAPES * len(ways))[: len(ways)], len(ways))
         for i, way in enumerate(ways):
             # Why 5, and one more each time round: so that every kernel meets every way with some weight.
             name = names[(i + 5 * turn + i // len(names)) % len(names)]
