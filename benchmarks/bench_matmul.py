@@ -29,6 +29,7 @@ from peers_gpu.side import error, exact_product  # noqa: E402
 from lowbit.commands.selftest import TOLERANCE  # noqa: E402
 from lowbit.dtypes import WEIGHT_TYPES  # noqa: E402
 from lowbit.errors import LowbitError  # noqa: E402
+from lowbit.scheme import SCALE_TYPES  # noqa: E402
 
 
 def options(argv: list[str]) -> argparse.Namespace:
@@ -46,6 +47,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--ms", type=report.numbers, default=[1, 8, 16], help="rows of x (1,8,16)")
     add("--group", type=int, default=128, help="group size (128)")
     add("--zeros", choices=("zero", "min"), help="zero kind of uint types (zero)")
+    add("--scales", choices=SCALE_TYPES, help="type of lowbit's scales (that of x)")
     add(
         "--tiles",
         type=report.names,
@@ -147,7 +149,9 @@ def main(argv: list[str]) -> int:
         return 2
     run = Run(args, record.begin)
     try:
-        sides, run.skipped = peers_gpu.collect(args.types, args.acts, args.group, args.zeros, args.tiles, args.peers)
+        sides, run.skipped = peers_gpu.collect(
+            args.types, args.acts, args.group, args.zeros, args.tiles, args.peers, args.scales
+        )
     except LowbitError as why:
         print(f"bench_matmul.py: error: {why}", file=sys.stderr)
         return 2
@@ -157,7 +161,7 @@ def main(argv: list[str]) -> int:
             if not args.dry:
                 torch.cuda.empty_cache()
     print(report.everything(run.rows, run.skipped, args.targets))
-    method = {name: getattr(args, name) for name in ("group", "zeros", "least_ms", "heat_ms")}
+    method = {name: getattr(args, name) for name in ("group", "zeros", "scales", "least_ms", "heat_ms")}
     record.keep(args, method=method, skipped=run.skipped, rows=run.rows)
     return 1 if any(row["wrong"] for row in run.rows) else 0
 

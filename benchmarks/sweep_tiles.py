@@ -22,6 +22,7 @@ import peers_gpu  # noqa: E402
 import torch  # noqa: E402
 from gpu_record import Record  # noqa: E402
 from peers_gpu.lowbit_side import LowbitSide  # noqa: E402
+from peers_gpu.side import Unavailable  # noqa: E402
 
 TILES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 144, 160, 192, 208, 256)
 ROWS = (1, 2, 4, 5, 8, 9, 13, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 200, 256, 384, 512, 1000, 2048, 8192)
@@ -34,6 +35,17 @@ def worth_timing(tile: int, m: int) -> bool:
     ranges |= {144: (97, 2048), 160: (97, 2048), 192: (129, 2048), 208: (161, 2048), 256: (161, 1 << 30)}
     least, most = ranges[tile]
     return least <= m <= most
+
+
+def holds(call, x) -> bool:
+    """Whether a kernel of family decode, which keeps x in shared memory, takes as many rows of x."""
+    try:
+        call(x)
+    except RuntimeError as why:
+        if "can't hold" in str(why):
+            return False
+        raise
+    return True
 
 
 def main(argv: list[str]) -> int:
@@ -62,8 +74,15 @@ def main(argv: list[str]) -> int:
                 for tile in tiles:
                     if record.seconds > args.deadline:
                         continue
-                    calls = LowbitSide(dtype, "float16", 128, tile=f"n{tile}").open(problem).calls
+                    try:
+                        calls = LowbitSide(dtype, "float16", 128, tile=f"n{tile}").open(problem).calls
+                        calls[0](tokens[:1])
+                    except (Unavailable, RuntimeError) as why:
+                        print(f"{dtype} {n}x{k} n{tile}: {why}".splitlines()[0], file=sys.stderr)
+                        continue
                     for m in (m for m in ms if worth_timing(tile, m)):
+                        if tile <= 4 and not holds(calls[0], tokens[:m]):
+                            continue
                         x, some = tokens[:m], calls if m < 1000 else calls[:4]  # the weight is no longer what counts
                         heat = args.heat_ms if m >= 96 else 0
                         turns = [lambda call=call, x=x: call(x) for call in some]

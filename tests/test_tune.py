@@ -57,7 +57,7 @@ def layer(dtype="int4", shape=(512, 1024), kind=torch.float16, **options):
     made = lowbit.Linear.from_linear(linear, dtype, prepare=False, **options)
     with torch.no_grad():
         pw = lowbit.pack_weight(made.quant_tensor(), layout="nvidia")
-        made._hold(pw.codes, pw.scales, pw.zeros, pw.perm, pw.codebook, layout="nvidia")
+        made._hold(pw.codes, pw.scales, pw.zeros, pw.perm, pw.codebook, None, layout="nvidia")
     return made
 
 
@@ -128,7 +128,7 @@ def test_fused_layers_are_tuned_as_the_one_that_they_are():
     whole = holder.fused.whole
     with torch.no_grad():
         pw = lowbit.pack_weight(whole.quant_tensor(), layout="nvidia")
-        whole._hold(pw.codes, pw.scales, pw.zeros, None, None, layout="nvidia")
+        whole._hold(pw.codes, pw.scales, pw.zeros, None, None, None, layout="nvidia")
     for module in (holder, holder.q):
         problems = [problem for problem, _, _ in tuning.distinct(module)]
         assert [(p.n, p.k) for p in problems] == [(256, 256)]

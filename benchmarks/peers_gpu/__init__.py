@@ -16,17 +16,18 @@ PEERS = {
 }
 
 
-def collect(types, acts, group, zeros, tiles, peers) -> tuple[list[Side], dict[str, str]]:
+def collect(types, acts, group, zeros, tiles, peers, scales=None) -> tuple[list[Side], dict[str, str]]:
     """Every side in the order it is timed, and why for each peer that is left out.
 
-    types: lowbit's weight types; acts: types of x; tiles: kernels to force, or [None] for lowbit's own choice.
+    types: lowbit's weight types; acts: types of x; tiles: kernels to force, or [None] for lowbit's own choice; scales:
+    the type of lowbit's scales, or None for that of x.
     Raises SchemeError for a weight type that does not exist, KeyError for such a peer.
     """
     sides, skipped = [], {}
     for act in acts:
         seen = set()
         for dtype in types:
-            sides += [lowbit_side.LowbitSide(dtype, act, group, zeros, tile) for tile in tiles]
+            sides += [lowbit_side.LowbitSide(dtype, act, group, zeros, tile, scales) for tile in tiles]
             for name in peers:
                 try:
                     side = PEERS[name](dtype, act, group)

@@ -20,8 +20,17 @@ class LowbitSide(Side):
     family = "lowbit"
     judged = True
 
-    def __init__(self, dtype: str, act: str, group: int, zeros: str | None = None, tile: str | None = None):
+    def __init__(
+        self,
+        dtype: str,
+        act: str,
+        group: int,
+        zeros: str | None = None,
+        tile: str | None = None,
+        scales: str | None = None,
+    ):
         super().__init__(dtype, act, group, tile)
+        self.scales = None if scales is None else getattr(torch, scales)
         self.zeros = (zeros or "zero") if weight_type(dtype).kind == "uint" else "none"
 
     def serves(self, m: int) -> bool:
@@ -35,11 +44,11 @@ class LowbitSide(Side):
         import lowbit
         from lowbit import extension
 
-        key = (self.dtype, self.act, self.group, self.zeros)
+        key = (self.dtype, self.act, self.group, self.zeros, self.scales)
         if problem.kept.get("key") != key:
             problem.kept.clear()
             options = {"group_size": self.group, "method": "rtn", "zero_kind": self.zeros}
-            qt = lowbit.quantize(problem.weight.to(self.x_type), self.dtype, **options)
+            qt = lowbit.quantize(problem.weight.to(self.x_type), self.dtype, scale_dtype=self.scales, **options)
             first = lowbit.pack_weight(qt, problem.weight.device)
             weights = [first, *(copy.deepcopy(first) for _ in range(problem.copies(first.nbytes) - 1))]
             assert len({pw.codes.data_ptr() for pw in weights}) == len(weights)

@@ -69,8 +69,8 @@ constexpr float kNever = 1e30f;  // the tile does not hold the product
 // tokens and with 256, else 128; `parts` are added where tasks are in parts. Fitted by benchmarks/fit_tile_costs.py to
 // products on an H200 (2026-11-22: fp16, group 128, int1 to int8, 4608 x 3584 to 57344 x 8192; tiles of up to 48 tokens
 // to 1100 of 15 shapes, 1 to 64 rows of x, all above 16 to 2178, of 15 shapes with int4 and of six with the rest, up to
-// 2048 rows), off by 3 to 6% (root of mean square); for 96% of the latter's 462 products with several tiles the tile
-// with the least is within 5% of the fastest one, 0.6% slower on average, 15% at worst.
+// 2048 rows; that of 144 to 262), off by 3 to 6% (root of mean square); for 95% of 548 products with several tiles the
+// tile with the least is within 5% of the fastest one, 0.6% slower on average, 19% at worst.
 struct TileCost {
   int tokens, rows, workers;  // workers: index into clusters
   float start, parts, hot;
@@ -84,8 +84,7 @@ constexpr TileCost kTileCosts[] = {
     {64, 128, 0, 1.7f, 2.5f, 0.09f, {0.44f, 0.43f, 0.53f, 0.47f, 0.55f, 0.58f, 0.63f, 0.54f}},
     {96, 128, 0, 0.8f, 4.0f, 0.09f, {0.58f, 0.56f, 0.70f, 0.63f, 0.70f, 0.72f, 0.78f, 0.70f}},
     {128, 128, 0, 0.8f, 4.7f, 0.09f, {0.72f, 0.71f, 0.83f, 0.78f, 0.88f, 0.90f, 0.96f, 0.87f}},
-    // Interpolated between its neighbours, not measured yet.
-    {144, 128, 0, 0.8f, 5.6f, 0.08f, {0.82f, 0.79f, 0.92f, 0.87f, 0.98f, 1.00f, 1.06f, 0.96f}},
+    {144, 128, 0, 1.4f, 5.6f, 0.12f, {0.84f, 0.81f, 0.94f, 0.90f, 1.02f, 1.03f, 1.10f, 1.01f}},
     {160, 128, 0, 0.8f, 6.5f, 0.08f, {0.92f, 0.87f, 1.00f, 0.96f, 1.07f, 1.10f, 1.16f, 1.05f}},
     {192, 128, 0, 0.8f, 7.7f, 0.13f, {1.07f, 0.99f, 1.13f, 1.07f, 1.19f, 1.21f, 1.29f, 1.15f}},
     {208, 128, 0, 0.8f, 8.6f, 0.08f, {1.16f, 1.10f, 1.25f, 1.20f, 1.32f, 1.35f, 1.43f, 1.29f}},
@@ -115,6 +114,25 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
   return cost.start + std::max(work, memory) + (dealt.in_parts() ? cost.parts : 0.0f);
 }
 
+// What a tile of family decode that holds the product takes, beside the others: less than any of gemm_sm90 takes, or
+// more where one of these is faster. Mostly the smallest tile is the fastest, within 1% on average of n1, n2, n4 and n8
+// (benchmarks/results/nvidia-h200/tiles_of_few_rows_20261122.json: 15 shapes, 1 to 4 rows of x, fp16, group 128); the
+// exceptions are those below. A model of how the work is spread was off by 6 to 10%, more than they cost.
+constexpr float decode_rank(int tokens, const Question& q) {
+  const float rank = 0.01f * static_cast<float>(tokens), last = kLast + rank * 1e5f;
+  // Few row tiles have many k: all of x is in shared memory, and k is split too little to fill the device. Measured:
+  // 5120 x 27648, W4, 1, 3 and 4 rows 25.7, 24.3 and 27.6 us, by n8 23.0; 4096 x 14336, W1, 4 rows 10.0 and 8.8 us.
+  const bool long_rows = q.k >= 24 * 1024 || (q.bits <= 2 && q.m == 4 && q.k >= 12 * 1024);
+  if (q.n <= 5120 && long_rows && (q.m != 2 || q.is_float)) return last;
+  if (q.k % 8192 == 0) return rank;
+  // Floats of 4 bits: 28672 x 4096, 1 row 22.7 us, by n8 20.3; 4096 x 4096 6.2 and 6.2, but by n4 5.7; 8192 x 8192 13.1
+  // and 13.5.
+  if (q.is_float && q.bits == 4) return q.n * q.k > 4096 * 4096 ? last : tokens == 4 ? 0.0f : rank;
+  // Codes of 3 bits, by n1, n2 and n4: 4096 x 4096, 1 row 4.9, 4.6 and 4.2 us; 55296 x 5120 42, 36 and 35; 8192 x 8192
+  // 9.5, 9.5 and 9.7.
+  return q.bits == 3 && tokens == 4 ? 0.0f : rank;
+}
+
 // Microseconds, about, that a tile takes; from kLast on it is one to try after others, at kNever none to try. The tile
 // is for the device, and bits are 1 to 8.
 constexpr float tile_us(Family family, int tokens, const Question& q) {
@@ -125,13 +143,7 @@ constexpr float tile_us(Family family, int tokens, const Question& q) {
   if (q.capability != 90) return holds || repeats(family, tokens) ? rank : kNever;
   if (family == Family::kGemmSm80) return 2 * kLast + rank * 1e3f;
   if (family == Family::kDecode) {
-    // Few row tiles have many k: tiles of up to 4 tokens keep all of x in shared memory, and split k too little to fill
-    // the device. Measured: 5120 x 27648, W4, 1, 3 and 4 rows 25.7, 24.3 and 27.6 us, by n8 23.0; 4096 x 14336, W1, 4
-    // rows 10.0 and 8.8 us.
-    if (!holds) return kNever;
-    const bool few = q.n <= 5120, long_rows = q.k >= 24 * 1024 || (q.bits <= 2 && q.m == 4 && q.k >= 12 * 1024);
-    if (few && long_rows && q.m != 2) return kLast + rank * 1e3f;
-    return 0.01f * tokens;
+    return holds ? decode_rank(tokens, q) : kNever;
   }
   if (!holds && !repeats(family, tokens)) return kNever;
   if (rounds_few(tokens, q)) return kLast + rank * 1e3f;

@@ -131,14 +131,20 @@ def random_weight(wtype, shape, group_size: int, kind: str, scale_type: torch.dt
     legal = torch.tensor([c for c in range(2**bits) if c not in wtype.invalid_codes], dtype=torch.uint8)
     codes = legal[torch.randint(len(legal), shape, generator=generator)]
     groups = 1 if group_size == -1 else -(-k // group_size)
-    scales = ((torch.rand(n, groups, generator=generator) + 0.5) * 8 / largest).to(scale_type)
-    zeros = None
+    scales = (torch.rand(n, groups, generator=generator) + 0.5) * 8 / largest
+    zeros = factors = None
+    if scale_type == torch.float8_e8m0fnu:
+        scales = scales.log2().round().exp2()
+    if scale_type == torch.float8_e4m3fn:
+        factors = (torch.rand(n, 1, generator=generator) + 0.5) / 16
+        scales /= factors
+    scales = scales.to(scale_type)
     if kind != "none":
         spread = 2**bits if kind in ("zero", "whole") and book is None else 1
         zeros = (torch.rand(n, groups, generator=generator) * spread).to(scale_type)
     if kind == "whole":
         zeros, kind = zeros.floor(), "zero"
-    options = {"dtype": wtype, "group_size": group_size, "zero_kind": kind, "codebook": book}
+    options = {"dtype": wtype, "group_size": group_size, "zero_kind": kind, "codebook": book, "row_scales": factors}
     return QuantTensor.from_codes(codes, scales, zeros, **options)
 
 

@@ -87,6 +87,8 @@ def _cases(weight: str, act: str) -> Iterator[_Case]:
         tried.append((128, "whole", torch.float16))
     if wtype.kind == "codebook":
         tried.append((64, "none", torch.float32))
+    if wtype.kind != "uint":
+        tried += [(32, "none", torch.float8_e8m0fnu), (128, "none", torch.float8_e4m3fn)]
     for group_size, kind, scale_type in tried:
         qt = random_weight(wtype, (_N, _K), group_size, kind, scale_type, generator)
         x = torch.randn(_TOKENS, _K, generator=generator).to(getattr(torch, act))
@@ -134,7 +136,7 @@ def _dequant(row: dict, cases: list[_Case]) -> str | None:
     # Why not by a product: torch multiplies what this kernel expands, by torch's settings.
     for case in cases:
         pw, out = case.pw, torch.empty(case.pw.shape, dtype=case.x.dtype, device="cuda")
-        torch.ops.lowbit.dequantize_out(pw.codes, pw.scales, pw.zeros, *pw.numbers, 0, out, pw.codebook)
+        torch.ops.lowbit.dequantize_out(pw.codes, pw.scales, pw.zeros, *pw.numbers, 0, out, pw.codebook, pw.row_scales)
         reason = why_wrong(out, case.exact)
         if reason:
             return f"{reason} for the values of {pw}"

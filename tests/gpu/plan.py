@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from lowbit.dtypes import weight_id, weight_type
-from lowbit.scheme import FAMILY_SCALES, GROUP_SIZES, WHOLE_ROW, ZERO_KINDS
+from lowbit.scheme import GROUP_SIZES, WHOLE_ROW, ZERO_KINDS
 
 from .kernels import tokens
 
@@ -33,7 +33,7 @@ SHAPES = (
     (20000, 256),
 )
 LONG = (48, 28672)
-WAYS = tuple(product((*GROUP_SIZES, WHOLE_ROW), ZERO_KINDS, FAMILY_SCALES["decode"]))
+WAYS = tuple(product((*GROUP_SIZES, WHOLE_ROW), ZERO_KINDS, ("float16", "bfloat16")))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def expanded(pw, dtype, first=0, rows=None, out=None):
     """Rows of a packed weight by the kernel."""
     n, k = pw.shape
     out = torch.full((n - first if rows is None else rows, k), 7.0, dtype=dtype, device="cuda") if out is None else out
-    torch.ops.lowbit.dequantize_out(pw.codes, pw.scales, pw.zeros, *pw.numbers, first, out, pw.codebook)
+    torch.ops.lowbit.dequantize_out(pw.codes, pw.scales, pw.zeros, *pw.numbers, first, out, pw.codebook, pw.row_scales)
     return out
 
 
