@@ -25,11 +25,13 @@ GOLDEN = Path(__file__).parent / "golden"
 FORMAT1 = GOLDEN / "format1"
 
 
-@pytest.mark.parametrize("name", [*(t.name for t in WEIGHT_TYPES), "extras"])
+@pytest.mark.parametrize("name", [*(t.name for t in WEIGHT_TYPES), "extras", "scales_of_8_bits"])
 def test_golden_files_of_format_1_keep_their_values(name):
     weights = native.load(FORMAT1 / f"{name}.safetensors")
-    with np.load(FORMAT1 / "expected.npz", allow_pickle=False) as expected:
-        mine = [key for key in expected.files if key.startswith(f"{name}.") or (name == "extras" and "." not in key)]
+    values = FORMAT1 / f"{name}.npz" if name == "scales_of_8_bits" else FORMAT1 / "expected.npz"
+    with np.load(values, allow_pickle=False) as expected:
+        whole = name in ("extras", "scales_of_8_bits")
+        mine = [key for key in expected.files if key.startswith(f"{name}.") or (whole and "." not in key)]
         assert set(weights) == set(mine) and mine
         for key, qt in weights.items():
             assert torch.equal(qt.dequantize(torch.float64), torch.from_numpy(expected[key]))
@@ -96,6 +98,51 @@ def test_the_safetensors_package_reads_our_files_and_we_read_its(weights, tmp_pa
             assert torch.equal(reader.read(name), tensor)
     write(path, extra, {})
     assert {k: v.tolist() for k, v in theirs.load_file(path).items()} == {k: v.tolist() for k, v in extra.items()}
+
+
+@pytest.fixture
+def narrow():
+    """Weights with scales of 8 bits: those of the golden file."""
+    return native.load(FORMAT1 / "scales_of_8_bits.safetensors")
+
+
+def test_scales_of_8_bits_and_factors_of_rows_go_both_ways(narrow, tmp_path):
+    assert narrow["e8m0"].scales.view(torch.uint8).flatten().tolist() == list(range(255))
+    path = tmp_path / "w.safetensors"
+    native.save(path, narrow)
+    assert native.load(path) == narrow
+    theirs = pytest.importorskip("safetensors.torch")
+    tensors = theirs.load_file(path)
+    assert len(tensors) == 5 and tensors["e4m3.row_scales"].dtype == torch.float32
+    for name, dtype in (("e8m0", torch.float8_e8m0fnu), ("e4m3", torch.float8_e4m3fn)):
+        assert tensors[f"{name}.scales"].dtype == dtype
+        assert torch.equal(tensors[f"{name}.scales"].view(torch.uint8), narrow[name].scales.view(torch.uint8))
+    with Reader(path) as reader:
+        metadata = reader.metadata
+    theirs.save_file(tensors, path, metadata)
+    assert native.load(path) == narrow
+
+
+def test_factors_of_rows_that_do_not_go_with_the_scales_are_refused(narrow, tmp_path):
+    path = tmp_path / "w.safetensors"
+    rows = narrow["e4m3"].row_scales
+    nan = torch.full((1,), 0xFF, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    for name, changes, words in (
+        ("e4m3", {"row_scales": None}, "e4m3: scales of float8_e4m3fn go with row_scales"),
+        ("e4m3", {"row_scales": rows.half()}, "e4m3: row_scales must be float32, got float16"),
+        ("e4m3", {"row_scales": rows[1:]}, r"e4m3: row_scales must have shape \(85, 1\), got \(84, 1\)"),
+        ("e4m3", {"row_scales": rows / 0}, r"e4m3\.row_scales: expected finite numbers, 85 of 85 are NaN or infinite"),
+        ("e8m0", {"row_scales": rows}, "e8m0: scales of float8_e8m0fnu go with no row_scales"),
+        ("e8m0", {"scales": nan.expand(85, 3)}, r"e8m0\.scales: expected finite numbers, 255 of 255 are NaN"),
+    ):
+        tensors, entry = native.describe(name, narrow[name])
+        for short, tensor in changes.items():
+            tensors[f"{name}.{short}"] = tensor
+        tensors = {key: tensor for key, tensor in tensors.items() if tensor is not None}
+        entry["tensors"] = [key.rpartition(".")[2] for key in tensors]
+        write(path, tensors, {"lowbit": json.dumps({"format": 1, "weights": {name: entry}})})
+        with pytest.raises(FormatError, match=rf"^w\.safetensors: {words}"):
+            native.load(path)
 
 
 def split(data: bytes):

@@ -3,7 +3,8 @@
     python -m tests.golden.make FOLDER
 
 Every weight type has one file that holds each of its finite codes; scale types, group sizes and zero kinds take turns.
-``expected.npz`` holds the values, by weight name, as tests' reference computes them in float64.
+``expected.npz`` holds the values, by weight name, as tests' reference computes them in float64. Files that came later
+(ADDED) have an ``.npz`` of their own.
 """
 
 import sys
@@ -20,6 +21,7 @@ from lowbit.tensor import QuantTensor
 N, K = 8, 37  # 296 codes: each 8-bit code at least once, and rows that end inside a byte at most widths
 SCALE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 GROUP_SIZES = (16, 32, 128, -1)
+ADDED = ("scales_of_8_bits",)
 
 
 def weight(wtype, number: int, group_size=None, zero_kind=None, **fields) -> QuantTensor:
@@ -36,6 +38,15 @@ def weight(wtype, number: int, group_size=None, zero_kind=None, **fields) -> Qua
     )
 
 
+def narrow(wtype, scale_type, **fields) -> QuantTensor:
+    """85 rows of 3 groups: every finite number of a type of scales of 8 bits, and its first one again for the rest."""
+    last = (0xFF,) if scale_type == torch.float8_e8m0fnu else (0x7F, 0xFF)  # NaN
+    legal = [byte for byte in range(256) if byte not in last]
+    scales = torch.tensor([*legal, *legal[:1]][:255], dtype=torch.uint8).view(85, 3).view(scale_type)
+    codes = torch.tensor([i * 7 % (1 << wtype.bits) for i in range(85 * K)], dtype=torch.uint8).view(85, K)
+    return QuantTensor.from_codes(codes, scales, dtype=wtype, group_size=16, **fields)
+
+
 def files() -> dict[str, dict[str, QuantTensor]]:
     """The weights of each file."""
     made = {t.name: {f"{t.name}.weight": weight(t, i)} for i, t in enumerate(WEIGHT_TYPES)}
@@ -48,6 +59,11 @@ def files() -> dict[str, dict[str, QuantTensor]]:
         "float_with_min": weight(types["float4_e2m1"], 3, group_size=16, zero_kind="min"),
         "uint_without_zero": weight(types["uint3"], 4, zero_kind="none"),
     }
+    rows = torch.tensor([[(1 + i * 3 % 32 / 32) * 2.0 ** (i - 50)] for i in range(85)])
+    made["scales_of_8_bits"] = {
+        "e8m0": narrow(types["float4_e2m1"], torch.float8_e8m0fnu),
+        "e4m3": narrow(types["float4_e2m1"], torch.float8_e4m3fn, row_scales=rows),
+    }
     return made
 
 
@@ -56,7 +72,11 @@ def main(folder: Path) -> None:
     expected = {}
     for name, weights in files().items():
         native.save(folder / f"{name}.safetensors", weights)
-        expected.update({key: reference.dequantize(qt).numpy() for key, qt in weights.items()})
+        values = {key: reference.dequantize(qt).numpy() for key, qt in weights.items()}
+        if name in ADDED:
+            np.savez_compressed(folder / f"{name}.npz", **values)
+        else:
+            expected.update(values)
     np.savez_compressed(folder / "expected.npz", **expected)
 
 
