@@ -10,7 +10,7 @@ import torch
 
 from .. import bit_stream
 from ..errors import DtypeError, FormatError
-from ..scheme import Schemed
+from ..scheme import SCALE_TYPES, WIDER_SCALES, Schemed
 from ..tensor import QuantTensor
 from .formats.fields import planes_of
 from .formats.gptq import PLANAR_ONLY
@@ -124,6 +124,9 @@ def _expect_integer(weight, name: str) -> None:
             f"{name} holds int2 to int8, and uint2 to uint8 with zero_kind 'zero', got {weight.dtype} with zero_kind "
             f"{weight.zero_kind!r}{book}"
         )
+    if weight.scheme.scale_type in WIDER_SCALES:
+        wanted = ", ".join(kind for kind in SCALE_TYPES if kind not in WIDER_SCALES)
+        raise FormatError(f"{name} holds scales of {wanted}, got {weight.scheme.scale_type}")
 
 
 def _whole_zeros(qt: QuantTensor, name: str) -> torch.Tensor | None:

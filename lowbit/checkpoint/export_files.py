@@ -12,10 +12,11 @@ from pathlib import Path
 from ..errors import FormatError, LowbitError, nearest
 from ..scheme import Scheme, Schemed
 from . import export, native
+from .formats.base import type_name
 from .partial import Partial
 from .rewrite import rewrite
 from .safetensors_file import Later, Reader, write
-from .source import Source
+from .source import Source, Stored
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ def _layers(source: Source) -> dict[str, Layer]:
     for shard in source.shards:
         with Reader(source.folder / shard) as reader:
             entries = native.entries_of(reader) if "lowbit" in reader.metadata else {}
-            layers |= {name: _layer(f"{shard}: {name}", entry) for name, entry in entries.items()}
+            for name, entry in entries.items():
+                layers[name] = _layer(f"{shard}: {name}", entry, source.tensors.get(f"{name}.scales"))
     codes = [name.removesuffix(".qweight") for name in source.tensors if name.endswith(".qweight")]
     unknown = [name for name in codes if name not in layers]
     if unknown or not layers:
@@ -99,9 +101,10 @@ def _layers(source: Source) -> dict[str, Layer]:
     return layers
 
 
-def _layer(where: str, entry) -> Layer:
+def _layer(where: str, entry, scales: Stored | None) -> Layer:
+    kind = "float16" if scales is None else type_name(scales.dtype)  # without scales it is refused when it is read
     try:
-        scheme = Scheme.make(entry["dtype"], entry["group_size"], entry["zero_kind"])
+        scheme = Scheme.make(entry["dtype"], entry["group_size"], entry["zero_kind"], kind)
         held = list(entry["tensors"])
     except (LowbitError, KeyError, TypeError) as error:
         raise FormatError(f"{where}: its entry does not describe a weight: {error}") from None

@@ -73,11 +73,22 @@ def test_gptq_words_by_hand():
 REFUSED = {
     "floats": (lambda: weight("float4_e2m1"), "holds int2 to int8, .* got float4_e2m1 with zero_kind 'none'"),
     "one bit": (lambda: weight("int1"), "got int1"),
+    "scales of powers of two": (
+        lambda: narrow("int4", torch.float8_e8m0fnu), "holds scales of float16, bfloat16, float32, got float8_e8m0fnu"
+    ),
+    "scales of 8 bits": (lambda: narrow("int8", torch.float8_e4m3fn), "bfloat16, float32, got float8_e4m3fn"),
     "minimum": (lambda: lowbit.quantize(floats(64, 128), "uint4", group_size=32, zero_kind="min"), "zero_kind 'min'"),
     "zero of a half": (lambda: change_zero(0.5), r"holds whole zeros of 0\.\.15, 1 of 256 are others"),
     "zero of 16": (lambda: change_zero(16), "1 of 256 are others"),
     "negative zero point": (lambda: change_zero(-1), "1 of 256 are others"),
 }  # fmt: skip
+
+
+def narrow(kind, scale_type):
+    scales = torch.full((64, 4), 0x38, dtype=torch.uint8).view(scale_type)
+    rows = torch.ones(64, 1) if scale_type == torch.float8_e4m3fn else None
+    codes = torch.zeros(64, 128, dtype=torch.uint8)
+    return QuantTensor.from_codes(codes, scales, dtype=kind, group_size=32, row_scales=rows)
 
 
 def change_zero(value):
