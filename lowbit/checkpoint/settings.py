@@ -68,7 +68,10 @@ class Settings:
         if self.experts not in LAYOUTS:
             raise SchemeError(f"experts must be one of {', '.join(LAYOUTS)}, got {self.experts!r}")
         _ = self._skipped, self._changed  # compiles them
-        for options in [{}, *self.dynamic.values(), {} if self.lm_head is None else self._of_head()]:
+        head = {} if self.lm_head is None else self._of_head()
+        if head and self.dynamic:
+            head["scale_dtype"] = None  # Why: an entry may give it others than those of all layers
+        for options in [{}, *self.dynamic.values(), head]:
             if options is not None:
                 options = {**self._default(), **options}
                 self.scheme(options)

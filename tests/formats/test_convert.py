@@ -114,6 +114,16 @@ def test_an_output_layer_that_differs_in_more_than_its_type_says_so():
     assert Settings.make(**made).of(["lm_head"], head=True)["zero_kind"] == "min"
 
 
+def test_an_output_layer_with_zeros_goes_beside_scales_that_have_none():
+    plain = {"dtype": "float4_e2m1", "group_size": 32, "zero_kind": "none", "scale_dtype": "float8_e8m0fnu"}
+    head = {**plain, "dtype": "uint4", "zero_kind": "zero", "scale_dtype": "bfloat16"}
+    made = quantization_config({"a.up": plain, "b.up": plain, "lm_head": head}, [])
+    found = Settings.make(**made).of(["lm_head"], head=True)
+    assert found["scale_dtype"] == "bfloat16" and Settings.scheme(found).zero_kind == "zero"
+    with pytest.raises(lowbit.SchemeError, match="scales of float8_e8m0fnu go without zeros"):
+        Settings.make(**{**made, "dynamic": {}})
+
+
 def test_layers_that_differ_stand_under_dynamic():
     plain = {"dtype": "int4", "group_size": 128, "zero_kind": "none", "scale_dtype": "float16", "perm": False}
     plain["codebook"] = False
