@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ..errors import FormatError
-from ..tensor import QuantTensor, as_bytes
+from ..tensor import BY_ROW, QuantTensor, as_bytes
 from .formats.gguf import GgufFile
 from .formats.gguf_model import GgufModel
 
@@ -86,8 +86,9 @@ class Gguf:
 
 
 def take_rows(qt: QuantTensor, rows: torch.Tensor) -> QuantTensor:
-    """Rows int64 ``[R]`` of a weight, each with its codes, scales and zeros as they are."""
+    """Rows int64 ``[R]`` of a weight, each with its codes, scales, zeros and row_scales as they are."""
     # Why as bytes: torch takes rows of few floats of 8 bits.
-    held = [None if t is None else as_bytes(t)[rows].view(t.dtype) for t in (qt.codes, qt.scales, qt.zeros)]
+    given = {field: getattr(qt, field) for field in BY_ROW}
+    held = {field: None if t is None else as_bytes(t)[rows].view(t.dtype) for field, t in given.items()}
     options = {"dtype": qt.dtype, "group_size": qt.group_size, "zero_kind": qt.zero_kind}
-    return QuantTensor(*held, shape=(len(rows), qt.shape[1]), perm=qt.perm, codebook=qt.codebook, **options)
+    return QuantTensor(**held, shape=(len(rows), qt.shape[1]), perm=qt.perm, codebook=qt.codebook, **options)

@@ -165,17 +165,22 @@ def nvfp4():
     data, values = fp4(8, 64)
     scales, total = floats(8, 4, torch.float32).abs().to(torch.float8_e4m3fn), torch.tensor([2688 / 3.7])
     tensors = {"weight_packed": data, "weight_scale": scales, "weight_global_scale": total}
-    factor = (scales.float() / total).double().repeat_interleave(16, 1)
+    factor = (scales.double() / total.double()).repeat_interleave(16, 1)
     return {"type": "float", "strategy": "tensor_group", "group_size": 16}, tensors, values * factor
 
 
 def test_nvfp4_divides_by_its_global_scale():
     settings, tensors, weight = nvfp4()
-    qt = only(find(config("nvfp4-pack-quantized", **settings)), tensors)
-    assert qt.dtype.name == "float4_e2m1" and torch.equal(reference.dequantize(qt), weight)
-    tensors["weight_global_scale"] = torch.zeros(1)
-    with pytest.raises(FormatError, match="weight_global_scale must be one number above 0"):
-        only(find(config("nvfp4-pack-quantized", **settings)), tensors)
+    fmt = find(config("nvfp4-pack-quantized", **settings))
+    qt = only(fmt, tensors)
+    # Why not equal: 1 / global is rounded to float32, the scales are not.
+    assert qt.dtype.name == "float4_e2m1"
+    assert bool(((reference.dequantize(qt) - weight).abs() <= 2.0**-24 * weight.abs()).all())
+    for bad in (0.0, -1.0, torch.inf, torch.nan, 2.0**-127, 2.0**127):
+        with pytest.raises(FormatError, match=r"weight_global_scale must be one number from 2\^-126 to 2\^126, got"):
+            only(fmt, {**tensors, "weight_global_scale": torch.tensor([bad])})
+    with pytest.raises(FormatError, match=r"to 2\^126, got shape \(2,\)"):
+        only(fmt, {**tensors, "weight_global_scale": torch.ones(2)})
 
 
 MX = {4: "mxfp4-pack-quantized", 6: "mxfp6-pack-quantized", 8: "mxfp8-quantized"}
@@ -301,4 +306,22 @@ def test_the_library_reads_the_same_4_bit_floats(layout, size, strategy):
     state = compressor.compress(state, scheme(**settings))
     qt = only(find(config(name, **settings)), state)
     expected = compressor.decompress(dict(state), scheme(**settings))["weight"]
-    assert torch.equal(qt.dequantize(expected.dtype), expected)
+    torch.testing.assert_close(qt.dequantize(expected.dtype), expected, rtol=0 if layout == "mxfp4" else 2**-8, atol=0)
+
+
+def test_the_library_is_as_near_to_nvfp4_as_we_are():
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+
+    settings, tensors, weight = nvfp4()
+    qt = only(find(config("nvfp4-pack-quantized", **settings)), tensors)
+    low, high = tensors["weight_packed"] & 15, tensors["weight_packed"] >> 4
+    codes = torch.stack((low, high), -1).flatten(1).int()
+    values = torch.tensor([*E2M1, *[-value for value in E2M1]])[codes]
+    args = QuantizationArgs(num_bits=4, symmetric=True, **settings)
+    options = {"args": args, "global_scale": tensors["weight_global_scale"], "dtype": torch.float32}
+    theirs = dequantize(values, tensors["weight_scale"].float(), **options)
+    # Theirs rounds scale / global and the product, ours 1 / global, times the scale, times the code.
+    assert bool(((theirs.double() - weight).abs() <= 2 * 2.0**-24 * weight.abs()).all())
+    assert bool(((qt.dequantize().double() - weight).abs() <= 3 * 2.0**-24 * weight.abs()).all())

@@ -37,6 +37,11 @@ def nvfp4():
     return test_compressed_tensors.config("nvfp4-pack-quantized", **weights), tensors
 
 
+def mxfp4():
+    settings, tensors, _ = test_compressed_tensors.mx(4)
+    return test_compressed_tensors.config(test_compressed_tensors.MX[4], **settings), tensors
+
+
 def plain_int8():
     tensors = {"weight": torch.ones(8, 64).to(torch.int8), "weight_scale": floats(8, 1, torch.float32)}
     tensors["weight_zero_point"] = torch.ones(8, 1).to(torch.int8)
@@ -54,6 +59,10 @@ CHECKPOINTS = {
     "pack-quantized": compressed,
     "int-quantized": plain_int8,
     "nvfp4": nvfp4,
+    "nvfp4 of modelopt": lambda: (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"}, test_small_formats.modelopt("NVFP4")[0]
+    ),
+    "mxfp4": mxfp4,
     "nf4": lambda: (test_bitsandbytes.CONFIG, test_bitsandbytes.four_bits(8, 128, 64, nested=4)[0]),
     "int8": lambda: (test_bitsandbytes.CONFIG, {"weight": torch.ones(4, 8).to(torch.int8), "SCB": torch.ones(4)}),
     "fp8": block_fp8,

@@ -8,7 +8,7 @@ import torch
 from lowbit import FormatError, InexactError, reference
 from lowbit.checkpoint.formats import find
 
-from .words import floats, only
+from .words import floats, only, table
 
 CONFIG = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
 
@@ -73,9 +73,25 @@ def test_scales_that_are_powers_of_two_are_exact_over_the_whole_range(dtype):
     qt = only(find({**CONFIG, "weight_block_size": [1, 32]}), tensors)
     expected = torch.tensor([[v * 2.0 ** (i - 127) for v in row] for i, row in enumerate(values)], dtype=torch.float64)
     assert torch.equal(reference.dequantize(qt), expected)
+    assert qt.scales.dtype == torch.float8_e8m0fnu and torch.equal(qt.scales.view(torch.uint8), scales)
     scales[3] = 255
     with pytest.raises(FormatError, match=r"exponents 0\.\.254, 1 are 255, NaN"):
         only(find({**CONFIG, "weight_block_size": [1, 32]}), tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e8m0fnu])
+@pytest.mark.parametrize("block", [[128, 128], [64, 48], [7, 320]])
+def test_powers_of_two_reach_their_blocks_as_their_bytes(block, dtype):
+    n, k = 200, 300
+    weight, values = weights(n, k)
+    exponents = table(-(-n // block[0]), -(-k // block[1]), 0, 254)
+    tensors = {"weight": weight, "weight_scale_inv": torch.tensor(exponents, dtype=torch.uint8).view(dtype)}
+    qt = only(find({**CONFIG, "weight_block_size": block}), tensors)
+    scales = [[2.0 ** (exponents[i // block[0]][j // block[1]] - 127) for j in range(k)] for i in range(n)]
+    assert qt.scales.dtype == torch.float8_e8m0fnu
+    assert torch.equal(reference.dequantize(qt), torch.tensor(values).double() * torch.tensor(scales).double())
+    one = only(find(CONFIG), {"weight": weight, "weight_scale": torch.tensor([130], dtype=torch.uint8).view(dtype)})
+    assert torch.equal(reference.dequantize(one), 8 * torch.tensor(values).double())
 
 
 def test_float_layers_are_left_alone():

@@ -138,7 +138,7 @@ def modelopt(algorithm):
     data, values = fp4(8, 64)
     scales, total = floats(8, 4, torch.float32).abs().to(torch.float8_e4m3fn), torch.tensor(0.37)
     tensors = {"weight": data, "weight_scale": scales, "weight_scale_2": total, "input_scale": torch.tensor(1.0)}
-    return tensors, values * (scales.float() * total).double().repeat_interleave(16, 1)
+    return tensors, values * (scales.double() * total.double()).repeat_interleave(16, 1)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,9 @@ def test_modelopt_nvfp4_multiplies_by_its_global_scale(config):
     tensors, weight = modelopt("NVFP4")
     qt = only(find(config), tensors)
     assert torch.equal(reference.dequantize(qt), weight)
+    # As the library does it, in float32: scales times weight_scale_2, rounded, times the codes.
+    scales = (tensors["weight_scale"].float() * tensors["weight_scale_2"]).repeat_interleave(16, 1)
+    assert torch.equal(qt.dequantize(), fp4(8, 64)[1].float() * scales)
     with pytest.raises(FormatError, match=r"weight_scale must have shape \(8, 4\)"):
         only(find(config), {**tensors, "weight_scale": tensors["weight_scale"][:, 1:]})
 

@@ -21,7 +21,16 @@ import torch
 from ...errors import FormatError
 from ...tensor import QuantTensor
 from .base import expect, group_setting, setting
-from .fields import dense_codes, from_int8, group_order, padded_codes, powers_of_two, regroup, spread_blocks
+from .fields import (
+    dense_codes,
+    for_each_row,
+    from_int8,
+    group_order,
+    padded_codes,
+    powers_of_two,
+    regroup,
+    spread_blocks,
+)
 from .fp8 import float8
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -39,7 +48,7 @@ def scales_of(tensors: Mapping, settings: Mapping, n: int, k: int) -> tuple[torc
     if strategy == "tensor":
         if scales.numel() != 1:
             raise FormatError(f"weight_scale of strategy tensor is one number, got shape {tuple(scales.shape)}")
-        return scales.reshape(1, 1).expand(n, 1).contiguous(), -1
+        return for_each_row(scales, n), -1
     if strategy == "channel" and tuple(scales.shape) == (n,):
         scales = scales.view(n, 1)
     size = group_setting(settings) if strategy == "group" else -1
@@ -164,14 +173,24 @@ def mxfp8(tensors: Mapping, settings: Mapping) -> QuantTensor:
 
 
 def nvfp4(tensors: Mapping, settings: Mapping) -> QuantTensor:
-    """weight_packed, weight_scale, weight_global_scale -> float4_e2m1, groups of 16, fp32 scales, rounded once."""
+    """weight_packed, weight_scale, weight_global_scale -> float4_e2m1, groups of 16, scales as they are.
+
+    row_scales are 1 / weight_global_scale in float32: a weight is off ``code * scale / global`` by at most 2^-24 of
+    itself. vLLM's kernels multiply with the same number; the library's own decoder rounds scale / global instead, and
+    is off by as much.
+    """
     _check_float(settings, 4)
     total = expect(tensors, "weight_global_scale", torch.float32)
-    if total.numel() != 1 or not float(total) > 0:
-        raise FormatError("weight_global_scale must be one number above 0, got others")
+    # Why these ends: beyond them the reciprocal is subnormal or infinite.
+    if total.numel() != 1 or not 2.0**-126 <= float(total) <= 2.0**126:
+        raise FormatError(f"weight_global_scale must be one number from 2^-126 to 2^126, got {_numbers(total)}")
     packed = expect(tensors, "weight_packed", torch.uint8, (None, None))
     scales = expect(tensors, "weight_scale", torch.float8_e4m3fn, (packed.shape[0], -(-packed.shape[1] // 8)))
-    return small_float(packed, scales.float() / total.reshape(1, 1), "float4_e2m1", 16)
+    return small_float(packed, scales, "float4_e2m1", 16, 1 / total)
+
+
+def _numbers(tensor: torch.Tensor) -> str:
+    return f"{float(tensor)}" if tensor.numel() == 1 else f"shape {tuple(tensor.shape)}"
 
 
 def mxfp(name: str, bits: int):
@@ -187,13 +206,19 @@ def mxfp(name: str, bits: int):
     return decode
 
 
-def small_float(packed: torch.Tensor, scales: torch.Tensor, name: str, size: int) -> QuantTensor:
-    """Floats of 4 or 6 bits whose bytes ``[N, K*b/8]`` are the bit stream of the canonical form already."""
+def small_float(
+    packed: torch.Tensor, scales: torch.Tensor, name: str, size: int, factor: torch.Tensor | None = None
+) -> QuantTensor:
+    """Floats of 4 or 6 bits whose bytes ``[N, K*b/8]`` are the bit stream of the canonical form already.
+
+    factor: one float32 number that multiplies all scales, which are float8_e4m3fn then.
+    """
     bits = 6 if "6" in name else 4
     n, k = packed.shape[0], packed.shape[1] * 8 // bits
     if k * bits != packed.shape[1] * 8:
         raise FormatError(f"weight_packed of {bits} bits must have a multiple of 3 bytes a row, got {packed.shape[1]}")
-    return QuantTensor(packed, scales, dtype=name, shape=(n, k), group_size=size)
+    row_scales = None if factor is None else for_each_row(factor, n)
+    return QuantTensor(packed, scales, dtype=name, shape=(n, k), group_size=size, row_scales=row_scales)
 
 
 #: Layout -> how a layer's tensors are read.

@@ -10,6 +10,7 @@ import torch
 from ... import bit_stream
 from ...errors import FormatError, InexactError
 from ...scheme import GROUP_SIZES, WHOLE_ROW
+from ...tensor import as_bytes
 
 
 def dense_codes(words: torch.Tensor, bits: int, k: int) -> torch.Tensor:
@@ -62,15 +63,19 @@ def from_int8(values: torch.Tensor, bits: int = 8) -> torch.Tensor:
 
 
 def powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
-    """E8M0 scales as bfloat16: 2^(e - 127) for a uint8 (or float8_e8m0fnu) e, all of them exact.
+    """E8M0 scales, float8_e8m0fnu, of a uint8 (or float8_e8m0fnu) e: the same bytes, which mean 2^(e - 127).
 
     Raises FormatError for e = 255, which means NaN (OCP Microscaling Formats v1.0, 5.4.1).
     """
-    e = exponents.view(torch.uint8).to(torch.int32)
+    e = exponents.view(torch.uint8)
     if e.numel() and int(e.amax()) == 255:
         raise FormatError(f"scales of powers of two must have exponents 0..254, {int((e == 255).sum())} are 255, NaN")
-    # The exponent stands where that of a bfloat16 does; 2^-127 is subnormal.
-    return torch.where(e == 0, 0x40, e << 7).to(torch.int16).view(torch.bfloat16)
+    return e.view(torch.float8_e8m0fnu)
+
+
+def for_each_row(number: torch.Tensor, n: int) -> torch.Tensor:
+    """One number, of any shape, as ``[n, 1]``."""
+    return as_bytes(number).reshape(1, 1).expand(n, 1).contiguous().view(number.dtype)
 
 
 def legal_group(size: int) -> int | None:
@@ -97,7 +102,9 @@ def regroup(
         raise InexactError(f"groups must be multiples of one of {sizes}, or the whole row, got {size}", dequantize)
 
     def repeat(t):
-        return None if t is None else t.repeat_interleave(size // group, dim=1)[:, : -(-k // group)].contiguous()
+        if t is None:
+            return None
+        return as_bytes(t).repeat_interleave(size // group, dim=1)[:, : -(-k // group)].contiguous().view(t.dtype)
 
     return group, repeat(scales), repeat(zeros)
 
@@ -131,7 +138,8 @@ def spread_blocks(scales: torch.Tensor, n: int, k: int, rows: int, columns: int)
         got = tuple(scales.shape)
         raise FormatError(f"scales of blocks {rows} x {columns} of a weight {n} x {k} have shape {expected}, got {got}")
     # Why not rows alone: a hostile number of them would be repeated before it is cut.
-    return scales.repeat_interleave(min(rows, n), dim=0)[:n].contiguous(), min(columns, 1 << 40)
+    spread = as_bytes(scales).repeat_interleave(min(rows, n), dim=0)[:n].contiguous()
+    return spread.view(scales.dtype), min(columns, 1 << 40)
 
 
 def group_order(

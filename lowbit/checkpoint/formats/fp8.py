@@ -3,7 +3,7 @@
 Layout (github.com/deepseek-ai/DeepSeek-V3, inference/kernel.py, weight_dequant): ``weight`` float8_e4m3fn ``[N, K]``;
 in blocks (``weight_block_size``) ``weight_scale_inv`` float32 ``[N/rows up, K/columns up]``, and despite that name
 ``W = weight * weight_scale_inv``. Without blocks ``weight_scale``, one number or one a row. Scales of powers of two
-come as float8_e8m0fnu or uint8 exponents.
+come as float8_e8m0fnu or uint8 exponents, and stay float8_e8m0fnu.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from ...errors import FormatError
 from ...tensor import QuantTensor
 from .base import Format, expect, setting
-from .fields import powers_of_two, regroup, spread_blocks
+from .fields import for_each_row, powers_of_two, regroup, spread_blocks
 
 _TYPES = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2"}
 _SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu, torch.uint8)
@@ -57,7 +57,7 @@ def float8(weight: torch.Tensor, scales: torch.Tensor, blocks: tuple[int, int] |
     if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
         scales = powers_of_two(scales)
     if scales.numel() == 1 and (blocks is None or scales.dim() < 2):
-        scales, size = scales.reshape(1, 1).expand(n, 1).contiguous(), -1
+        scales, size = for_each_row(scales, n), -1
     elif blocks is None:
         if tuple(scales.shape) not in ((n,), (n, 1)):
             raise FormatError(f"scales must have shape ({n}, 1), or one number, got {tuple(scales.shape)}")

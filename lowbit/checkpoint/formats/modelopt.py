@@ -35,7 +35,7 @@ class ModelOpt(Format):
 
     @staticmethod
     def decode_tensors(tensors: Mapping[str, torch.Tensor], settings: Mapping) -> QuantTensor:
-        """weight, weight_scale, weight_scale_2 -> float4_e2m1 in groups of 16 (scales rounded once), or float8."""
+        """weight, weight_scale, weight_scale_2 -> float4_e2m1 in groups of 16 with row_scales, or float8."""
         if settings["quant_algo"] == "FP8":
             weight = expect(tensors, "weight", torch.float8_e4m3fn, (None, None))
             return float8(weight, expect(tensors, "weight_scale", torch.float32), None)
@@ -44,4 +44,4 @@ class ModelOpt(Format):
         total = expect(tensors, "weight_scale_2", torch.float32)
         if total.numel() != 1:
             raise FormatError(f"weight_scale_2 must be one number, got shape {tuple(total.shape)}")
-        return small_float(packed, scales.float() * total.reshape(1, 1), "float4_e2m1", 16)
+        return small_float(packed, scales, "float4_e2m1", 16, total)
