@@ -223,6 +223,14 @@ class QuantTensor(Schemed):
 
     __hash__ = None
 
+    def __getstate__(self):
+        # Why bytes: of torch's tensors, floats of 8 bits don't come back out of a plain pickle.
+        return {**self.__dict__, "scales": as_bytes(self.scales)}
+
+    def __setstate__(self, state):
+        self.__dict__.update({"row_scales": None, **state})  # pickles from before there were any lack them
+        self.scales = self.scales.view(getattr(torch, self.scheme.scale_type))
+
     def __repr__(self) -> str:
         extra = "".join(f", {field}" for field in FIELDS[3:] if getattr(self, field) is not None)
         zeros = "" if self.zero_kind == "none" else f", zero_kind={self.zero_kind!r}"

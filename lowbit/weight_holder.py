@@ -15,7 +15,7 @@ from .pack import PackedWeight, pack_weight
 from .pack.packed import finish, has_kernels, op_numbers
 from .placeholder import frozen, keep_type
 from .scheme import Scheme
-from .tensor import FIELDS, QuantTensor
+from .tensor import FIELDS, QuantTensor, as_bytes
 
 #: The parameters that hold the weight, frozen.
 HELD = ("qweight", *FIELDS[1:])
@@ -52,8 +52,8 @@ class WeightHolder(nn.Module):
             "scales": torch.zeros(groups, dtype=stored, device=device),
             "zeros": torch.zeros(groups, dtype=stored, device=device) if has_zeros else None,
             "perm": torch.arange(k, dtype=torch.int32, device=device) if perm else None,
-            "codebook": torch.zeros(1 << scheme.weight.bits, device=device) if codebook else None,
-            "row_scales": torch.ones(n, 1, device=device) if scheme.has_row_scales else None,
+            "codebook": torch.zeros(1 << scheme.weight.bits, dtype=torch.float32, device=device) if codebook else None,
+            "row_scales": torch.ones(n, 1, dtype=torch.float32, device=device) if scheme.has_row_scales else None,
         }
         for name, tensor in held.items():
             self.register_parameter(name, None if tensor is None else frozen(tensor))
@@ -182,6 +182,9 @@ class WeightHolder(nn.Module):
             state["_parameters"] = {**self._parameters, **self._canonical()}
             stored = getattr(torch, self.scheme.scale_type)
             state.update(layout=None, _stored=stored, _was_packed=True)
+        scales = state["_parameters"]["scales"]
+        if scales.element_size() == 1:  # as QuantTensor does it
+            state["_parameters"] = {**state["_parameters"], "scales": frozen(as_bytes(scales.detach()))}
         return state
 
     def __setstate__(self, state):
@@ -192,6 +195,9 @@ class WeightHolder(nn.Module):
         # Why: the first pickles of version 0.1.0 have no places for these, later ones none for the codebook's type.
         self._parameters.setdefault("row_scales", None)
         codebook = self._parameters.setdefault("codebook", None)
+        scales = self._parameters["scales"]
+        if scales is not None and scales.dtype == torch.uint8:
+            self._parameters["scales"] = frozen(scales.detach().view(self._stored))
         self.__dict__.setdefault("_stored_codebook", torch.float32 if codebook is None else codebook.dtype)
         if packed:
             self.prepare()

@@ -14,7 +14,7 @@ from ..bit_stream import stream_bytes
 from ..dtypes import weight_id
 from ..errors import DeviceError, DtypeError
 from ..scheme import WHOLE_ZEROS, ZERO_KINDS, Scheme, Schemed
-from ..tensor import QuantTensor
+from ..tensor import QuantTensor, as_bytes
 from . import layout as _layout
 
 _LAYOUT_OF_DEVICE = {"cpu": "cpu", "cuda": "nvidia"}
@@ -56,9 +56,13 @@ class PackedWeight(Schemed):
         # Why here: a product asks for it every time.
         self.native = layout == _LAYOUT_OF_DEVICE.get(codes.device.type) and has_kernels(codes.device)
 
+    def __getstate__(self):
+        return {**self.__dict__, "scales": as_bytes(self.scales)}  # as QuantTensor does it
+
     def __setstate__(self, state):
         # Why: copies and pickles come here, and they write packed bytes.
         self.__dict__.update(state)
+        self.scales = _fixed(self.scales.detach().view(getattr(torch, self.scheme.held_scales(self.layout))))
         finish(self.device)
 
     @property
