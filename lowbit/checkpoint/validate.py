@@ -71,6 +71,10 @@ def _expect_entry(where: str, layer: Linear, entry: dict, stored: dict) -> None:
     for name, wanted in expected.items():
         if got[name] != wanted:
             raise FormatError(f"{where}: config.json says that its {name} is {wanted}, the file {got[name]}")
+    # Why here: transformers gives what it reads the layer's type.
+    kind = stored.get(f"{stem}.row_scales", (torch.float32,))[0]
+    if kind != torch.float32:
+        raise FormatError(f"{where}: row_scales must be float32, got {_plain(kind)}")
 
 
 def expect_shapes(model, shapes: dict[str, torch.Size]) -> None:
