@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -9,7 +11,8 @@ from torch.nn import functional as F
 from ..bit_stream import stream_bytes
 from ..errors import ShapeError
 from ..nn import Linear
-from ..tensor import BY_ROW, QuantTensor
+from ..placeholder import frozen
+from ..tensor import BY_ROW, QuantTensor, as_bytes
 
 _SCRATCH_BYTES = 64 << 20  # most bytes of float weight that are held at a time
 
@@ -43,6 +46,12 @@ class ShardedLinear(Linear):
         """Stays canonical."""
         return self
 
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        scales = destination.get(f"{prefix}scales")
+        if not keep_vars and hasattr(scales, "placements") and scales.element_size() == 1:
+            scales.__class__ = _gathered_as_bytes()
+
 
 def shard(layers: dict[str, Linear]) -> None:
     """Mark the layers that are cut, and make plain Linears of the others, in place.
@@ -64,6 +73,9 @@ def shard(layers: dict[str, Linear]) -> None:
                     f"{name}: cutting {columns} columns over the processes cuts {what}; quantize it with a group size "
                     "that divides each part, or leave it out of the plan"
                 )
+            rows = layer._parameters["row_scales"]
+            if hasattr(rows, "placements"):  # every process needs those of all rows
+                layer._parameters["row_scales"] = frozen(rows.detach().full_tensor())
         for short in ("perm", "codebook"):
             if layer._parameters.get(short) is not None:
                 raise ShapeError(
@@ -75,6 +87,20 @@ def shard(layers: dict[str, Linear]) -> None:
 def is_cut(layer: nn.Module) -> bool:
     """Whether a layer's codes are a DTensor."""
     return hasattr(layer._parameters["qweight"], "placements")
+
+
+@functools.cache
+def _gathered_as_bytes() -> type:
+    """The class of DTensors of floats of 8 bits that any backend gathers: gloo knows no such type."""
+    from torch.distributed.tensor import DTensor
+
+    class Narrow(DTensor):
+        def full_tensor(self, **options):
+            about = {"shape": self.shape, "stride": self.stride(), "run_check": False}
+            whole = DTensor.from_local(as_bytes(self.to_local()), self.device_mesh, self.placements, **about)
+            return whole.full_tensor(**options).view(self.dtype)
+
+    return Narrow
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -135,6 +135,23 @@ def cut_groups(folder: Path) -> None:
             raise AssertionError(f"group_size {group_size} was accepted")
 
 
+def scales_of_8_bits(folder: Path) -> None:
+    """Layers cut along N and along K multiply with the scales and factors of their parts, and are saved whole."""
+    expected = torch.load(folder / "expected.pt", weights_only=True)
+    model = split(folder / "q")
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, lowbit.Linear)}
+    assert all(layer.scales.to_local().element_size() == 1 for layer in layers.values())
+    assert any(layer.scales.to_local().shape[0] == layer.out_features for layer in layers.values())  # cut along K
+    torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
+    model.save_pretrained(folder / "again")
+    dist.barrier()
+    if dist.get_rank() == 0:
+        again, whole = (lowbit.from_pretrained(folder / name, dtype=torch.float32) for name in ("again", "q"))
+        for name in layers:
+            assert again.get_submodule(name).quant_tensor() == whole.get_submodule(name).quant_tensor(), name
+    dist.barrier()
+
+
 def fully_sharded(folder: Path) -> None:
     from torch.distributed.fsdp import fully_shard
 
@@ -226,7 +243,7 @@ def expect_refusal(call, words: str) -> None:
         raise AssertionError(f"{call} went through")
 
 
-TASKS = (tensor_parallel, experts, cut_groups, fully_sharded, fully_sharded_packed, fused)
+TASKS = (tensor_parallel, experts, cut_groups, scales_of_8_bits, fully_sharded, fully_sharded_packed, fused)
 
 if __name__ == "__main__":
     task, folder, backend = sys.argv[1], Path(sys.argv[2]), sys.argv[3]

@@ -16,7 +16,10 @@ from .models import LLAMA, TOKENS, small
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("needs torch.distributed with gloo", allow_module_level=True)
 
+from lowbit.checkpoint.convert import convert
+
 from .parallel import prepare_folder, run
+from .test_scales_of_8_bits import checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +33,16 @@ def test_tensor_parallel_loads_quantizes_multiplies_and_saves_the_same(folder):
 
 def test_a_cut_through_a_group_is_refused(folder):
     run("cut_groups", folder)
+
+
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4"])
+def test_scales_of_8_bits_and_factors_of_rows_are_cut_with_their_rows_and_saved_whole(kind, tmp_path):
+    even = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    checkpoint(kind, tmp_path / "src", **even)
+    convert(tmp_path / "src", tmp_path / "q")
+    with torch.no_grad():
+        torch.save(lowbit.from_pretrained(tmp_path / "q", dtype=torch.float32)(TOKENS).logits, tmp_path / "expected.pt")
+    run("scales_of_8_bits", tmp_path)
 
 
 @pytest.mark.skipif(

@@ -81,9 +81,9 @@ def written(kind, n, k, number):
     return {**tensors, "weight_packed": packed, "weight_global_scale": total}, values * factor * (1 / total).double()
 
 
-def checkpoint(kind, folder):
+def checkpoint(kind, folder, **changes):
     """A checkpoint of others; returns ``(a float model of the same weights, their values by layer)``."""
-    model, weights = small("llama"), {}
+    model, weights = small("llama", **changes), {}
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     for number, name in enumerate(sorted(key.removesuffix(".weight") for key in tensors if "_proj" in key)):
