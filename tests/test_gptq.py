@@ -40,10 +40,11 @@ def slow(w, moments, start, damping=0.01, act_order=True):
     w, codes = w.double().clone(), torch.zeros(n, k, dtype=torch.uint8)
     order = sorted(range(k), key=lambda j: -float(moments[j, j])) if act_order else list(range(k))
     size = k if start.group_size == -1 else start.group_size
+    scales = torch.from_numpy(reference.read_scales(start))
     for step, j in enumerate(order):
         left = order[step:]
         inverse = torch.linalg.inv(h[left][:, left])
-        scale = start.scales[:, j // size].double()[:, None]
+        scale = scales[:, j // size, None]
         zero = 0.0 if start.zeros is None else start.zeros[:, j // size].double()[:, None]
         choices = scale * table + zero if start.zero_kind == "min" else scale * (table - zero)
         distance = (choices - w[:, j, None]).abs().nan_to_num(math.inf)
@@ -69,6 +70,18 @@ def test_the_codes_are_those_of_the_slow_algorithm(wtype, group_size, act_order,
         # Why not none: a value halfway between two codes may fall to either side, and then changes the rest of its row.
         # int1 and two-bit types with wide gaps have more of these.
         assert wrong.any(1).sum() <= 1, f"{int(wrong.sum())} codes differ"
+
+
+@pytest.mark.parametrize("name", ["float4_e2m1", "int3", "int8"])
+@pytest.mark.parametrize("scale_dtype, size", [(torch.float8_e8m0fnu, 32), (torch.float8_e4m3fn, 16)], ids=str)
+def test_scales_of_8_bits_and_factors_of_rows_are_read_as_they_are_stored(name, scale_dtype, size, rng):
+    w, moments = data(6, 75, rng)
+    w *= torch.logspace(-2, 2, 6).unsqueeze(1)
+    found = gptq(w, moments, name, group_size=size, scale_dtype=scale_dtype).validate()
+    start = quantize(w, name, group_size=size, scale_dtype=scale_dtype)
+    assert torch.equal(found.scales.view(torch.uint8), start.scales.view(torch.uint8))
+    assert start.row_scales is None or torch.equal(found.row_scales, start.row_scales)
+    assert (found.unpack() != slow(w, moments, start)).any(1).sum() <= 1
 
 
 @pytest.mark.parametrize("name", ["int2", "int3", "int4", "uint2", "uint3", "uint4", "float4_e2m1", "float3_e1m1"])

@@ -112,7 +112,7 @@ def clip(
     k = weight.shape[1]
     size = k if group_size == -1 else group_size
 
-    def find(w: torch.Tensor, columns: slice) -> Found:
+    def find(rule: Rule, w: torch.Tensor, columns: slice) -> Found:
         if rule.weight.name == "int1":
             return rtn(rule, w)
         # [G, g, g]: the blocks of these groups; the short last group comes alone.

@@ -12,6 +12,7 @@ import torch
 
 from ..errors import QuantizationError
 from .rule import Found, Rule, divisor
+from .scale_rounding import PER_OCTAVE, neighbours
 
 _COARSE = 12  # clip ratios tried at equal distances between 1 and the lowest that can pay
 _FINE = (-2 / 3, -1 / 3, 1 / 3, 2 / 3)  # then these, in coarse steps around the best
@@ -35,7 +36,7 @@ def rtn(rule: Rule, w: torch.Tensor) -> Found:
 
 
 def mse(rule: Rule, w: torch.Tensor) -> Found:
-    """The clip ratio of least squared error per group.
+    """The clip ratio of least squared error per group, or the scale of least squared error where it has 8 bits.
 
     The grid ends where clipping cannot pay: rounding costs at most g * s^2 / 4, clipping the largest weight alone
     ((1 - ratio) * max|w|)^2.
@@ -51,12 +52,37 @@ def clip_span(rule: Rule, size: int) -> float:
 
 
 def search_clip(rule: Rule, w: torch.Tensor, error: Callable[[Found], torch.Tensor], span: float) -> Found:
-    """The clip ratio in 1 - span .. 1 of least error (``[n, G]`` of a Found): a coarse grid, then a finer one."""
+    """The scales of least error (``[n, G]`` of a Found) among those of clip ratios in 1 - span .. 1."""
     best, wtype = rtn(rule, w), rule.weight
     if wtype.kind == "int" and wtype.bits == 1:
         return best  # the mean is the least squared error already
-    step = span / _COARSE
     least = error(best)
+    if rule.stored in PER_OCTAVE:
+        _search_neighbours(rule, best, least, error, span)
+    else:
+        _search_ratios(rule, w, best, least, error, span)
+    return best
+
+
+def _search_neighbours(rule: Rule, best: Found, least: torch.Tensor, error, span: float) -> None:
+    """Scales of 8 bits are so few that all are tried: those that the range has, and those above, up to the double.
+
+    Why above: a float8_e4m3fn may have been rounded down, and one with which the largest weight falls to a lower value
+    of the type may suit the others better (of float4_e2m1 in groups of 16 it takes 7% off the squared error). From the
+    double on, the values are some of those that there were. Why one below the range: it may have been rounded up.
+    """
+    start, octave = best.scales, PER_OCTAVE[rule.stored]
+    for distance in range(octave - 1, math.floor(math.log2(1 - span) * octave) - 2, -1):
+        found = Found(neighbours(start, rule.stored, distance), None, best.row_scales)
+        now = error(found)
+        better = now < least * _GAIN
+        torch.where(better, now, least, out=least)
+        best.replace(better, found)
+
+
+def _search_ratios(rule: Rule, w: torch.Tensor, best: Found, least: torch.Tensor, error, span: float) -> None:
+    """A coarse grid of clip ratios, then a finer one around the best."""
+    step = span / _COARSE
     ratio = torch.ones_like(least)
 
     def attempt(candidate) -> None:
@@ -72,14 +98,14 @@ def search_clip(rule: Rule, w: torch.Tensor, error: Callable[[Found], torch.Tens
     centre = ratio.clone()
     for distance in _FINE:
         attempt((centre + distance * step).clamp_(max=1))
-    return best
 
 
 def _squared_error(rule: Rule, w: torch.Tensor, found: Found) -> torch.Tensor:
     """The squared error ``[n, G]`` of w under stored scales, fp32; summed in units of the scale."""
     x = rule.positions(w, found)
-    lost = rule.values(x, w).sub_(x).square_().sum(-1) * found.scales.float().square()
-    return torch.where(found.scales == 0, w.square().sum(-1), lost)
+    steps = found.steps
+    lost = rule.values(x, w).sub_(x).square_().sum(-1) * steps.square()
+    return torch.where(steps == 0, w.square().sum(-1), lost)
 
 
 def hqq(rule: Rule, w: torch.Tensor) -> Found:
@@ -98,13 +124,13 @@ def hqq(rule: Rule, w: torch.Tensor) -> Found:
             values = rule.values(rule.positions(w, found), w)
             lost = w - rule.read(values, found)
             # Why in steps: then beta means the same for weights of any size.
-            unit = found.scales.float()
+            unit = found.steps
             unit = torch.where(unit == 0, 1, unit).unsqueeze(-1)
             size = lost.abs().div_(unit)
             power = size.pow(_P)
             now = power.sum(-1).mul_(unit.squeeze(-1).pow(_P))
             if least is None:
-                best, least = Found(found.scales, found.zeros), now
+                best, least = Found(found.scales, found.zeros, found.row_scales), now
             else:
                 better = now < least * _GAIN
                 least = torch.where(better, now, least)
@@ -119,19 +145,20 @@ def hqq(rule: Rule, w: torch.Tensor) -> Found:
 
 def _refit(rule: Rule, target: torch.Tensor, values: torch.Tensor, found: Found) -> Found:
     """Least squares: the zeros, or the scales of a symmetric type, for which these values come nearest to target."""
-    scales, zeros = found.scales.float(), found.zeros
+    steps, zeros = found.steps, found.zeros
     if zeros is None:
         norm = values.square().sum(-1)
-        scales = torch.where(norm == 0, scales, (values * target).sum(-1) / norm.clamp(min=1e-30))
+        steps = torch.where(norm == 0, steps, (values * target).sum(-1) / norm.clamp(min=1e-30))
         # Why: a refit scale may overflow or turn round in its type; such a group keeps what it had.
-        stored = scales.to(rule.stored)
-        return Found(torch.where(stored.isfinite() & (stored > 0), stored, found.scales), None)
+        scales = rule.round_steps(steps, nearest=True)
+        usable = scales.isfinite() & (scales > 0) & (steps > 0)
+        return Found(torch.where(usable, scales, found.scales), None, found.row_scales)
     if rule.zero_kind == "min":
-        moved = (target - values * scales.unsqueeze(-1)).mean(-1)
+        moved = (target - values * steps.unsqueeze(-1)).mean(-1)
     else:
-        moved = (values - target / divisor(scales).unsqueeze(-1)).mean(-1)
-    moved = moved.to(rule.stored)
-    return Found(found.scales, torch.where(moved.isfinite() & (scales != 0), moved, zeros))
+        moved = (values - target / divisor(steps).unsqueeze(-1)).mean(-1)
+    moved = rule.round_zeros(moved)
+    return Found(found.scales, torch.where(moved.isfinite() & (steps != 0), moved, zeros))
 
 
 METHODS: dict[str, Callable[[Rule, torch.Tensor], Found]] = {"rtn": rtn, "mse": mse, "hqq": hqq}

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
 
 from ..errors import DeviceError, DtypeError, QuantizationError, SchemeError, ShapeError
 from ..scheme import SCALE_TYPES, Scheme
+from .scale_rounding import MOST_E4M3, rounded
 
 _SCALE_OF_WEIGHT = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float16"}
 
 
 @dataclass
 class Found:
-    """Scales and zeros ``[n, G]`` as stored (zeros None when there are none)."""
+    """Scales and zeros fp32 ``[n, G]``, values of the type that stores them (zeros None when there are none).
+
+    row_scales: the factors ``[n, 1]`` of the scales, or None.
+    """
 
     scales: torch.Tensor
     zeros: torch.Tensor | None
+    row_scales: torch.Tensor | None = None
+
+    @property
+    def steps(self) -> torch.Tensor:
+        """What a value of the type is multiplied by, fp32 ``[n, G]``."""
+        return self.scales if self.row_scales is None else self.scales * self.row_scales
 
     def replace(self, where: torch.Tensor, other: Found) -> None:
         """Take the groups of other where ``where``, bool ``[n, G]``, is true."""
@@ -27,7 +38,13 @@ class Found:
 
 
 class Rule:
-    """The scale rule and the rounding of one scheme. Weights come as fp32 ``[n, G, g]``: n rows of G groups of g."""
+    """The scale rule and the rounding of one scheme. Weights come as fp32 ``[n, G, g]``: n rows of G groups of g.
+
+    Where scales have a factor for each row, only the rule that :meth:`for_rows` gives knows the scales of these rows.
+    """
+
+    #: The factors of the rows at hand, fp32 ``[n, 1]``.
+    row_scales: torch.Tensor | None = None
 
     def __init__(self, scheme: Scheme):
         self.scheme, self.weight, self.zero_kind = scheme, scheme.weight, scheme.zero_kind
@@ -47,34 +64,57 @@ class Rule:
             raise DtypeError(f"scale_dtype must be a torch.dtype ({', '.join(SCALE_TYPES)}), got {scale_dtype!r}")
         return cls(Scheme.make(dtype, group_size, zero_kind, scale_type))
 
-    def scales(self, w: torch.Tensor, ratio: float | torch.Tensor = 1.0) -> Found:
-        """The stored scales for the range of w, shrunk by ratio (a number or ``[n, G]``)."""
-        wtype, zeros = self.weight, None
+    def for_rows(self, parts: list[torch.Tensor]) -> Rule:
+        """The rule for some rows, of which these are all the groups (:func:`grouped`)."""
+        if not self.scheme.has_row_scales:
+            return self
+        largest = torch.cat([self._exact(w) for w in parts], dim=1).amax(1, keepdim=True)
+        made = copy.copy(self)
+        # Why not below the smallest normal number: the factor would lose digits, as would all that it multiplies.
+        made.row_scales = (largest / largest.new_tensor(MOST_E4M3)).clamp_(min=torch.finfo(torch.float32).tiny)
+        made.row_scales[largest == 0] = 1
+        return made
+
+    def _exact(self, w: torch.Tensor, ratio: float | torch.Tensor = 1.0) -> torch.Tensor:
+        """The scale of each group before it is rounded, fp32 ``[n, G]``."""
+        wtype = self.weight
         # Why a tensor: on CUDA a division by a number is a product with its reciprocal, which rounds twice.
         top = w.new_tensor(wtype.max_value)
         if wtype.kind == "int" and wtype.bits == 1:
             # Why float64: the sum of a long row, rounded in fp32, could move the mean to a neighbour.
-            scales = w.abs().mean(-1, dtype=torch.float64).float()
-        elif wtype.kind == "int":
-            scales = torch.maximum(w.amax(-1) * ratio / top, w.amin(-1) * ratio / -(top + 1))
-        elif wtype.kind == "float":
-            scales = w.abs().amax(-1) * ratio / top
-        else:
-            low = w.amin(-1).clamp(max=0) * ratio
-            scales = (w.amax(-1).clamp(min=0) * ratio - low) / top
-        scales = scales.to(self.stored)
+            return w.abs().mean(-1, dtype=torch.float64).float()
+        if wtype.kind == "int":
+            return torch.maximum(w.amax(-1) * ratio / top, w.amin(-1) * ratio / -(top + 1))
+        if wtype.kind == "float":
+            return w.abs().amax(-1) * ratio / top
+        return (w.amax(-1).clamp(min=0) * ratio - w.amin(-1).clamp(max=0) * ratio) / top
+
+    def scales(self, w: torch.Tensor, ratio: float | torch.Tensor = 1.0) -> Found:
+        """The stored scales for the range of w, shrunk by ratio (a number or ``[n, G]``)."""
+        wtype, zeros = self.weight, None
+        # The mean of int1 reaches no largest weight: the scale nearest to it is the best one.
+        scales = self.round_steps(self._exact(w, ratio), nearest=wtype.name == "int1")
         if wtype.kind == "uint":
+            low = w.amin(-1).clamp(max=0) * ratio
             zeros = low if self.zero_kind == "min" else (-low / divisor(scales)).round_().clamp_(0, wtype.max_value)
             # Why: with scale 0 the whole group is read as its zero, which then has to be 0 like the weights.
-            zeros = torch.where(scales == 0, 0, zeros).to(self.stored)
-        return Found(scales, zeros)
+            zeros = self.round_zeros(torch.where(scales == 0, 0, zeros))
+        return Found(scales, zeros, self.row_scales)
+
+    def round_steps(self, steps: torch.Tensor, nearest: bool = False) -> torch.Tensor:
+        """The scales to store, fp32, for steps ``[n, G]``: without the factor of the row, rounded to their type."""
+        return rounded(steps if self.row_scales is None else steps / self.row_scales, self.stored, nearest)
+
+    def round_zeros(self, zeros: torch.Tensor) -> torch.Tensor:
+        """Zeros as they are stored, fp32."""
+        return rounded(zeros, self.stored)
 
     def positions(self, w: torch.Tensor, found: Found) -> torch.Tensor:
         """Where w lies on the axis of the type's values, before rounding: fp32 like w."""
-        divide_by = divisor(found.scales).unsqueeze(-1)
+        divide_by = divisor(found.steps).unsqueeze(-1)
         if found.zeros is None:
             return w / divide_by
-        zeros = found.zeros.float().unsqueeze(-1)
+        zeros = found.zeros.unsqueeze(-1)
         return (w - zeros) / divide_by if self.zero_kind == "min" else (w / divide_by).add_(zeros)
 
     def values(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -94,11 +134,11 @@ class Rule:
 
     def read(self, values: torch.Tensor, found: Found) -> torch.Tensor:
         """The weights, fp32 ``[n, G, g]``, that values of the type stand for."""
-        scales = found.scales.float().unsqueeze(-1)
+        steps = found.steps.unsqueeze(-1)
         if found.zeros is None:
-            return values * scales
-        zeros = found.zeros.float().unsqueeze(-1)
-        return values * scales + zeros if self.zero_kind == "min" else (values - zeros) * scales
+            return values * steps
+        zeros = found.zeros.unsqueeze(-1)
+        return values * steps + zeros if self.zero_kind == "min" else (values - zeros) * steps
 
     def error(self, w: torch.Tensor, found: Found) -> torch.Tensor:
         """What rounding with stored scales changes, fp32 ``[n, G, g]``: the weight as read back, less w."""
@@ -118,9 +158,9 @@ class Rule:
         return (codes + half * (values < 0)).to(torch.uint8)
 
 
-def divisor(scales: torch.Tensor) -> torch.Tensor:
-    """Scales to divide by, fp32: a scale of 0 becomes infinity, so that everything lies at position 0."""
-    return torch.where(scales == 0, torch.inf, scales.float())
+def divisor(steps: torch.Tensor) -> torch.Tensor:
+    """Steps to divide by, fp32: one of 0 becomes infinity, so that everything lies at position 0."""
+    return torch.where(steps == 0, torch.inf, steps)
 
 
 def grouped(w: torch.Tensor, group_size: int) -> list[torch.Tensor]:

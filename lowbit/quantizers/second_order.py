@@ -10,6 +10,7 @@ from ..tensor import QuantTensor
 from .data_free import data_free
 from .moments import checked_moments
 from .rule import Found, Rule, checked_weight, expect_finite, grouped
+from .scale_rounding import as_stored
 
 _MOST_DAMPING = 1e4  # in units of the mean of the diagonal: beyond it nothing but rounding is left
 
@@ -55,20 +56,23 @@ def gptq(
     moments = checked_moments(moments, weight)
 
     w = weight.float()
-    found = [find(rule, part) for part in grouped(w, group_size)]
-    scales = torch.cat([part.scales for part in found], dim=1)
-    zeros = None if found[0].zeros is None else torch.cat([part.zeros for part in found], dim=1)
+    parts = grouped(w, group_size)
+    rule = rule.for_rows(parts)
+    parts = [find(rule, part) for part in parts]
+    scales = torch.cat([part.scales for part in parts], dim=1)
+    zeros = None if parts[0].zeros is None else torch.cat([part.zeros for part in parts], dim=1)
+    found = Found(scales, zeros, rule.row_scales)
     order = torch.arange(w.shape[1], device=w.device)
     if act_order:
         order = moments.diagonal().argsort(descending=True, stable=True)
     factor = inverse_factor(moments[order][:, order], damping)
     group = torch.zeros_like(order) if group_size == -1 else order // group_size
-    values = _solve(rule, w[:, order], factor, Found(scales, zeros), group.tolist(), block)
+    values = _solve(rule, w[:, order], factor, found, group.tolist(), block)
     codes = torch.empty(w.shape, dtype=torch.uint8, device=w.device)
     codes[:, order] = rule.codes(values)
-    return QuantTensor.from_codes(
-        codes, scales, zeros, dtype=rule.weight, group_size=group_size, zero_kind=rule.zero_kind
-    )
+    scales, zeros = (None if t is None else as_stored(t, rule.stored) for t in (scales, zeros))
+    options = {"dtype": rule.weight, "group_size": group_size, "zero_kind": rule.zero_kind}
+    return QuantTensor.from_codes(codes, scales, zeros, row_scales=rule.row_scales, **options)
 
 
 def _solve(rule: Rule, w: torch.Tensor, factor: torch.Tensor, found: Found, group: list[int], block: int):
@@ -81,7 +85,7 @@ def _solve(rule: Rule, w: torch.Tensor, factor: torch.Tensor, found: Found, grou
         errors = torch.empty_like(now)
         for i, j in enumerate(range(begin, end)):
             g = slice(group[j], group[j] + 1)
-            here = Found(found.scales[:, g], None if found.zeros is None else found.zeros[:, g])
+            here = Found(found.scales[:, g], None if found.zeros is None else found.zeros[:, g], found.row_scales)
             column = now[i].view(n, 1, 1)
             chosen = rule.values(rule.positions(column, here), column)
             values[j] = chosen.view(n)
