@@ -46,8 +46,9 @@ def quantize_checkpoint(
     dtype, group_size, method, zero_kind, act, skip, dynamic: as in :func:`lowbit.quantize_model`; names are those of
     the model that transformers builds. The matrices of a mixture's experts are called ``...experts.3.down_proj``, and
     patterns may say ``experts.down_proj`` for all. scale_dtype: "float16", "bfloat16" or "float32", by default that of
-    the weights, float16 for float32 ones. lm_head: weight type of the output layer, which by default stays as it is;
-    one that is tied to the embedding is then stored apart. calibration: token ids int ``[samples, length]``, which
+    the weights, float16 for float32 ones; without zeros and calibration also "float8_e8m0fnu" and "float8_e4m3fn", see
+    :func:`lowbit.quantize`. lm_head: weight type of the output layer, which by default stays as it is; one that is tied
+    to the embedding is then stored apart. calibration: token ids int ``[samples, length]``, which
     "gptq" and "awq" read. device: where to compute. progress: called with (bytes done, bytes in all, name) after each
     tensor, and before that, with calibration, with (layers done, layers in all, name) after each layer.
 

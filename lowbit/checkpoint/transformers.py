@@ -31,9 +31,10 @@ class LowbitConfig(QuantizationConfigMixin):
     """``quantization_config`` of :meth:`from_pretrained`: quantizes a float checkpoint while it is loaded.
 
     dtype, group_size, method, zero_kind, act, skip, dynamic: as in :func:`lowbit.quantize_model`. scale_dtype: name of
-    the scales' type, by default that of the model ("float16" for a float32 model). lm_head: weight type of the output
-    layer, which by default stays as it is; one that is tied to the embedding is untied. Experts of a mixture are
-    quantized one matrix at a time, named ``...experts.3.down_proj`` (patterns may also say ``experts.down_proj``).
+    the scales' type, by default that of the model ("float16" for a float32 model); also "float32", and without zeros
+    "float8_e8m0fnu" and "float8_e4m3fn". lm_head: weight type of the output layer, which by default stays as it is; one
+    that is tied to the embedding is untied. Experts of a mixture are quantized one matrix at a time, named
+    ``...experts.3.down_proj`` (patterns may also say ``experts.down_proj``).
 
     Raises SchemeError, DtypeError, or FormatError for the config of a newer lowbit.
     """

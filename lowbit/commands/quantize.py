@@ -28,7 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--method", default="mse", help="rtn, mse, hqq, gptq or awq (default: %(default)s)")
     parser.add_argument("--zero-kind", help="zero or min, for uint types (default: zero)")
-    parser.add_argument("--scale-dtype", help="float16, bfloat16 or float32 (default: that of the weights)")
+    parser.add_argument(
+        "--scale-dtype",
+        metavar="TYPE",
+        help="float16, bfloat16, float32 or, for types without zeros, float8_e8m0fnu or float8_e4m3fn "
+        "(default: that of the weights)",
+    )
     parser.add_argument("--act", help="int8: quantize activations while the model runs")
     parser.add_argument("--lm-head", metavar="DTYPE", help="weight type of the output layer (default: left as it is)")
     parser.add_argument(

@@ -30,7 +30,7 @@ def test_every_task_has_a_section_with_an_example():
 def test_every_example_of_the_page_runs_in_its_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names, examples = {}, re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 9
+    assert len(examples) == 10
     for example in examples:
         exec(compile(example, "docs/models.md", "exec"), names)
     assert (names["model"].model.layers[0].mlp.up_proj.scheme.weight.name) == "int4"
@@ -43,6 +43,8 @@ def test_every_example_of_the_page_runs_in_its_order(tmp_path, monkeypatch):
     assert names["mixed"].lm_head.scheme.weight.name == "int8"
     assert not any("fused" in name for name, _ in names["fused"].named_modules())
     assert (tmp_path / "small-int4-again" / "config.json").is_file() and (tmp_path / "small-int2").is_dir()
+    for name, kind in (("small-mxfp4", "float8_e8m0fnu"), ("small-nvfp4", "float8_e4m3fn")):
+        assert lowbit.from_pretrained(name).model.layers[0].mlp.up_proj.scheme.scale_type == kind
     if importlib.util.find_spec("peft"):
         assert (tmp_path / "small-adapter" / "adapter_model.safetensors").is_file()
     if importlib.util.find_spec("torch.distributed.run") is None:

@@ -10,6 +10,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 import lowbit
 from lowbit import FormatError, LowbitError, QuantizationError, SchemeError
@@ -117,6 +118,29 @@ def test_bfloat16_weights_get_bfloat16_scales(tmp_path):
     lowbit.quantize_checkpoint(tmp_path / "src", tmp_path / "q32", "uint4", group_size=32, scale_dtype="float32")
     kinds = {t.dtype for name, t in tensors_of(tmp_path / "q32").items() if name.endswith((".scales", ".zeros"))}
     assert kinds == {torch.float32}
+
+
+@pytest.mark.parametrize("scale_dtype, group_size", [("float8_e8m0fnu", 32), ("float8_e4m3fn", 16)])
+def test_scales_of_8_bits_come_back_as_they_were_made(scale_dtype, group_size, tmp_path):
+    made, plain = {"group_size": group_size, "method": "rtn"}, tensors_of(LLAMA)
+    options = ["--group-size", str(group_size), "--method", "rtn", "--scale-dtype", scale_dtype]
+    assert main(["quantize", str(LLAMA), str(tmp_path / "cli"), "--dtype", "float4_e2m1", *options]) == 0
+    lowbit.quantize_checkpoint(LLAMA, tmp_path / "q", "float4_e2m1", **made, scale_dtype=scale_dtype)
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "cli" / name).read_bytes() == (tmp_path / "q" / name).read_bytes()
+    config = lowbit.LowbitConfig("float4_e2m1", **made, scale_dtype=scale_dtype)
+    arrived = AutoModelForCausalLM.from_pretrained(LLAMA, dtype=torch.float32, quantization_config=config)
+    arrived.save_pretrained(tmp_path / "again")
+    for folder in ("q", "again"):
+        # Why bfloat16 too: transformers makes layers, and casts what it loads, in the type of the model.
+        for dtype in (torch.float32, torch.bfloat16):
+            loaded = lowbit.from_pretrained(tmp_path / folder, dtype=dtype)
+            layers = {name: m for name, m in loaded.named_modules() if isinstance(m, lowbit.Linear)}
+            assert len(layers) == 28
+            for name, layer in layers.items():
+                weight = plain[f"{name}.weight"]
+                expected = lowbit.quantize(weight, "float4_e2m1", **made, scale_dtype=getattr(torch, scale_dtype))
+                assert layer.quant_tensor() == expected
 
 
 # ---- what can go wrong with the source -----------------------------------------------------------------------------
