@@ -48,6 +48,8 @@ def measured(case) -> tuple[str, str, str]:
         return "refused", f"{_error(changed, case.expected)} by --requantize int8, whole rows", "-"
     qt.validate()
     kind = qt.dtype.name + {"none": "", "zero": " with zeros", "min": " with minima"}[qt.zero_kind]
+    kind += {"float8_e8m0fnu": ", E8M0 scales", "float8_e4m3fn": ", E4M3 scales"}.get(qt.scheme.scale_type, "")
+    kind += ", row_scales" if qt.row_scales is not None else ""
     kind += ", codebook" if qt.codebook is not None else ""
     kind += ", perm" if qt.perm is not None else ""
     library = "-" if case.library is None else _error(qt.dequantize(torch.float32), case.library().float())

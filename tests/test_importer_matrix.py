@@ -32,7 +32,11 @@ def test_the_page_says_what_is_measured(script):
     # Why not the last column: it takes libraries that need not be installed.
     assert [line[:-1] for line in lines[2:]] == [row[:-1] for row in made]
     assert {"exact", "-"} == {line[-1] for line in lines[2:]} and {row[-1] for row in made} <= {"exact", "-"}
-    assert all(row[4] == "exact" or row[3] == "refused" for row in made)
+    for form, layout, _, becomes, stated, _ in made:
+        if (form, layout) == ("compressed-tensors", "nvfp4"):  # 1 / global is rounded to float32
+            assert float(stated) <= 2.0**-24
+        else:
+            assert stated == "exact" or becomes == "refused"
 
 
 def test_no_format_is_left_out():

@@ -157,6 +157,8 @@ def _fp8():
         for shape, what in (((20, 1), "rows"), ((1,), "tensor")):
             tensors, weight = test_fp8.in_rows(shape, kind)
             yield Case("FP8", f"{kind}, {what}", 8, _only(test_fp8.CONFIG, tensors), weight)
+    config, tensors, weight = test_fp8.in_powers(129, 384, 128, 128)
+    yield Case("FP8", "e4m3, blocks of 128 x 128, powers of two", 8, _only(config, tensors), weight)
 
 
 def _hqq():

@@ -79,19 +79,24 @@ def test_scales_that_are_powers_of_two_are_exact_over_the_whole_range(dtype):
         only(find({**CONFIG, "weight_block_size": [1, 32]}), tensors)
 
 
+def in_powers(n, k, rows, columns, dtype=torch.float8_e8m0fnu):
+    weight, values = weights(n, k)
+    exponents = table(-(-n // rows), -(-k // columns), 0, 254)
+    tensors = {"weight": weight, "weight_scale_inv": torch.tensor(exponents, dtype=torch.uint8).view(dtype)}
+    scales = [[2.0 ** (exponents[i // rows][j // columns] - 127) for j in range(k)] for i in range(n)]
+    expected = torch.tensor(values, dtype=torch.float64) * torch.tensor(scales, dtype=torch.float64)
+    return {**CONFIG, "weight_block_size": [rows, columns]}, tensors, expected
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e8m0fnu])
 @pytest.mark.parametrize("block", [[128, 128], [64, 48], [7, 320]])
 def test_powers_of_two_reach_their_blocks_as_their_bytes(block, dtype):
-    n, k = 200, 300
-    weight, values = weights(n, k)
-    exponents = table(-(-n // block[0]), -(-k // block[1]), 0, 254)
-    tensors = {"weight": weight, "weight_scale_inv": torch.tensor(exponents, dtype=torch.uint8).view(dtype)}
-    qt = only(find({**CONFIG, "weight_block_size": block}), tensors)
-    scales = [[2.0 ** (exponents[i // block[0]][j // block[1]] - 127) for j in range(k)] for i in range(n)]
-    assert qt.scales.dtype == torch.float8_e8m0fnu
-    assert torch.equal(reference.dequantize(qt), torch.tensor(values).double() * torch.tensor(scales).double())
-    one = only(find(CONFIG), {"weight": weight, "weight_scale": torch.tensor([130], dtype=torch.uint8).view(dtype)})
-    assert torch.equal(reference.dequantize(one), 8 * torch.tensor(values).double())
+    config, tensors, expected = in_powers(200, 300, *block, dtype)
+    qt = only(find(config), tensors)
+    assert qt.scales.dtype == torch.float8_e8m0fnu and torch.equal(reference.dequantize(qt), expected)
+    one = torch.tensor([130], dtype=torch.uint8).view(dtype)
+    qt = only(find(CONFIG), {"weight": tensors["weight"], "weight_scale": one})
+    assert torch.equal(reference.dequantize(qt), 8 * torch.tensor(weights(200, 300)[1], dtype=torch.float64))
 
 
 def test_float_layers_are_left_alone():

@@ -176,8 +176,8 @@ def nvfp4(tensors: Mapping, settings: Mapping) -> QuantTensor:
     """weight_packed, weight_scale, weight_global_scale -> float4_e2m1, groups of 16, scales as they are.
 
     row_scales are 1 / weight_global_scale in float32: a weight is off ``code * scale / global`` by at most 2^-24 of
-    itself. vLLM's kernels multiply with the same number; the library's own decoder rounds scale / global instead, and
-    is off by as much.
+    itself. vLLM hands its weight-only kernels the same number; the library's own decoder rounds scale / global instead,
+    and is off by as much.
     """
     _check_float(settings, 4)
     total = expect(tensors, "weight_global_scale", torch.float32)
