@@ -5,6 +5,7 @@ import torch
 
 import lowbit
 from lowbit import DtypeError, FormatError, QuantTensor, reference
+from lowbit.checkpoint import export_files, native
 from lowbit.checkpoint.export import compressed_tensors_config, to_compressed_tensors, to_gptq
 from lowbit.checkpoint.formats import find
 
@@ -104,6 +105,16 @@ def test_what_a_format_cannot_hold_is_refused(make, words):
             export(make())
         with pytest.raises(DtypeError, match="expected a QuantTensor"):
             export(torch.ones(3))
+
+
+@pytest.mark.parametrize("format", export_files.FORMATS)
+def test_a_checkpoint_with_scales_of_8_bits_is_refused_before_anything_is_written(format, tmp_path):
+    (tmp_path / "src").mkdir()
+    native.save(tmp_path / "src" / "model.safetensors", {"m.up": narrow("int4", torch.float8_e8m0fnu)})
+    (tmp_path / "src" / "config.json").write_text('{"quantization_config": {"quant_method": "lowbit"}}')
+    with pytest.raises(FormatError, match="m.up: .* holds scales of float16, bfloat16, float32, got float8_e8m0fnu"):
+        export_files.export_checkpoint(tmp_path / "src", tmp_path / "out", format)
+    assert [path.name for path in tmp_path.iterdir()] == ["src"]
 
 
 def test_shapes_that_do_not_fit_are_refused():
