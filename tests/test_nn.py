@@ -56,7 +56,7 @@ def test_parameters_are_frozen_and_named():
     made = layer("uint4")
     assert isinstance(made, nn.Linear) and (made.in_features, made.out_features) == (96, 40)
     assert dict.fromkeys(made._parameters) == dict.fromkeys(
-        ["weight", "qweight", "scales", "zeros", "perm", "codebook", "bias"]
+        ["weight", "qweight", "scales", "zeros", "perm", "codebook", "row_scales", "bias"]
     )
     assert made._parameters["weight"] is None
     trained = {name for name, p in made.named_parameters() if p.requires_grad}

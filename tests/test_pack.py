@@ -104,7 +104,7 @@ def test_packed_scales_have_their_own_memory_and_come_back(layout, n, groups):
     values = torch.randn(n, groups)
     before = values.clone()
     packed = layouts.pack_groups(values, layout)
-    back = layouts.unpack_groups(packed, n, layout)
+    back = layouts.unpack_groups(packed, n, layout, values.dtype)
     assert torch.equal(back, values) and back.is_contiguous()
     packed.zero_()
     assert torch.equal(values, before) and torch.equal(back, values)
