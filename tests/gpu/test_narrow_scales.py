@@ -45,8 +45,8 @@ def assert_product(y, x, qt, bias=None):
 @pytest.mark.parametrize("scale_type", NARROW, ids=str)
 @pytest.mark.parametrize("wtype", SYMMETRIC, ids=str)
 def test_packing_gives_back_every_byte_and_expanding_every_bit(wtype, scale_type):
-    for group in (16, 32, 128, -1):
-        for shape in ((1, 16), (37, 200), (65, 1303)):
+    for group in (16, 128, -1):
+        for shape in ((1, 16), (37, 203)):
             qt = make(scale_type, wtype.name, shape, group)
             pw = lowbit.pack_weight(qt, "cuda")
             assert pw.unpack() == qt and pw.to("cpu").unpack() == qt
@@ -61,9 +61,9 @@ def test_sanitizer_every_tile_is_right(tile, scale_type):
     """With and without bias, ragged N, every way that y is stored."""
     rows = [row for row in ROWS if (row["act"], row["family"], row["tokens"]) == tile]
     rows = [row for row in rows if not row["weight"].startswith("uint")]
-    for i, row in enumerate(rows[:: max(1, len(rows) // 4)]):
+    for i, row in enumerate(rows[:: max(1, len(rows) // 3)]):
         dtype, most = getattr(torch, row["act"]), row["tokens"]
-        for shape in ((200, 1032), (33, 520), (264, 2048)):
+        for shape in ((200, 1032), (33, 520)):
             qt = make(scale_type, row["weight"], shape, group_for(row, (16, 32, 64)[i % 3]), seed=i)
             pw, bias = lowbit.pack_weight(qt, "cuda"), oracle.normal(shape[0], dtype=dtype)
             for m in {1, most - 1 or 1, most} | ({2 * most + 3} if row["family"] != "decode" and most > 16 else set()):
