@@ -76,4 +76,4 @@ def test_what_the_gpu_refuses_is_refused():
 def test_int8_activations_are_refused_by_name():
     x = torch.empty(5, K, dtype=torch.float16, device="cuda")
     with pytest.raises(lowbit.SchemeError, match="act='int8' has no CUDA kernels yet"):
-        lowbit.ops.launch.product(x, *held(), None, None, None, tuple(GIVEN.values()), "int8")
+        lowbit.ops.launch.product(x, *held(), None, None, None, None, tuple(GIVEN.values()), "int8")
