@@ -1,5 +1,5 @@
 """compressed-tensors checkpoints (llm-compressor, vLLM): which scheme a layer has. The layouts are in
-compressed_tensors_weights.py.
+compressed_tensors_weights.py and compressed_tensors_floats.py.
 
 Configuration (github.com/vllm-project/compressed-tensors, quantization/quant_config.py): ``config_groups`` maps names
 to ``{"targets": [...], "weights": {...}, "format": ...}``; a target is the name of a module, of its class, or "re:" and

@@ -14,7 +14,7 @@ import torch
 from ...errors import FormatError
 from ...tensor import QuantTensor
 from .base import Format, expect, setting
-from .compressed_tensors_weights import small_float
+from .compressed_tensors_floats import small_float
 from .fp8 import float8
 
 
