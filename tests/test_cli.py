@@ -1,5 +1,6 @@
 """Risk: a command exits with the wrong code, prints a traceback, or passes a kernel that is wrong."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import torch
 
 import lowbit
 from lowbit import extension, kernel_list, libraries
+from lowbit.checkpoint.safetensors_file import write
 from lowbit.cli import COMMANDS, main
 from lowbit.commands import selftest as module
 from lowbit.commands import selftest_cuda
@@ -70,6 +72,25 @@ def test_bad_input_is_one_sentence_and_exit_code_2():
     for name in COMMANDS:
         done = command(name, *NEEDED.get(name, ()), LOWBIT_FORCE_ISA="neon")
         assert done.returncode == 2 and "LOWBIT_FORCE_ISA" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "source, words",
+    [
+        ("float", "quantizing a checkpoint needs transformers, which is not installed"),
+        ("quantized", "is already quantized"),
+    ],
+)
+def test_quantize_without_transformers_says_what_is_in_the_way(source, words, tmp_path):
+    config = {"architectures": ["X"]} | ({"quantization_config": {"quant_method": "fp8"}} if source != "float" else {})
+    (src := tmp_path / "src").mkdir()
+    (src / "config.json").write_text(json.dumps(config))
+    write(src / "model.safetensors", {"x.weight": torch.ones(2, 32)}, {})
+    code = "import sys; sys.modules['transformers'] = None; from lowbit.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = ["quantize", str(src), str(tmp_path / "q")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True)
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
 def test_info_names_what_runs(capsys):

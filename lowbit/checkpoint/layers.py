@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..errors import SchemeError
+from ..errors import LowbitError, SchemeError
 from ..nn import Linear
+from ..quantizers import quantize
+from ..tensor import QuantTensor
 from .settings import Settings
 
 
@@ -162,3 +164,19 @@ def empty_linear(choice: Choice, full: str, dtype: torch.dtype) -> Linear:
     if bias is not None:
         layer.bias = nn.Parameter(torch.empty(n, dtype=bias.dtype, device="meta"), bias.requires_grad)
     return layer.train(module.training)
+
+
+def quantize_matrix(full: str, weight: torch.Tensor, options: dict) -> QuantTensor:
+    """Quantize ``[N, K]`` with a layer's settings; errors name the layer."""
+    scale = options["scale_dtype"]
+    try:
+        return quantize(
+            weight.contiguous(),
+            options["dtype"],
+            group_size=options["group_size"],
+            method=options["method"],
+            zero_kind=options["zero_kind"],
+            scale_dtype=None if scale is None else getattr(torch, scale),
+        )
+    except LowbitError as error:
+        raise type(error)(f"{full}: {error}") from error

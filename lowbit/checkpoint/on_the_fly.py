@@ -8,7 +8,6 @@ from transformers.core_model_loading import ConversionOps
 
 from ..errors import LowbitError, ShapeError
 from ..nn import Linear
-from ..quantizers import quantize
 from ..tensor import QuantTensor
 from . import layers
 from .native import FIELDS
@@ -54,7 +53,7 @@ class Quantize(ConversionOps):
     def _matrix(self, full: str, choice: layers.Choice, weight) -> dict[str, nn.Parameter]:
         layer, options = self.quantizer.layers[full], choice.matrices[full]
         check_cut(full, layer, weight)
-        return parameters(full, quantize_matrix(full, weight, options))
+        return parameters(full, layers.quantize_matrix(full, weight, options))
 
     def _experts(self, name: str, part: str, choice: layers.Choice, whole) -> dict[str, nn.Parameter]:
         made = {}
@@ -62,22 +61,6 @@ class Quantize(ConversionOps):
             full = f"{name}.{index}.{part}"
             made |= self._matrix(full, choice, weight.T if choice.module.is_transposed else weight)
         return made
-
-
-def quantize_matrix(full: str, weight: torch.Tensor, options: dict) -> QuantTensor:
-    """Quantize ``[N, K]`` with a layer's settings; errors name the layer."""
-    scale = options["scale_dtype"]
-    try:
-        return quantize(
-            weight.contiguous(),
-            options["dtype"],
-            group_size=options["group_size"],
-            method=options["method"],
-            zero_kind=options["zero_kind"],
-            scale_dtype=None if scale is None else getattr(torch, scale),
-        )
-    except LowbitError as error:
-        raise type(error)(f"{full}: {error}") from error
 
 
 def check_cut(full: str, layer: Linear, weight: torch.Tensor) -> None:
@@ -98,7 +81,7 @@ def quantize_tied_head(model, name: str, config) -> None:
     """Give the output layer quantized weights of its own, made from the embedding that it was tied to."""
     head, settings = model.get_submodule(name), config.settings
     options = settings.of(layers.aliases(model, name), head=True)
-    qt = quantize_matrix(name, head.weight.detach(), options)
+    qt = layers.quantize_matrix(name, head.weight.detach(), options)
     bias, dtype = head.bias, head.weight.dtype
     layer = Linear.from_quant_tensor(qt, bias, dtype=dtype, act=options["act"]).train(head.training)
     layer._hf_quantized_needs_local_tp = True

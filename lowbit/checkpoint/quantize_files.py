@@ -15,8 +15,8 @@ from ..quantizers import CALIBRATED, quantize
 from . import plan as planning
 from .block_store import BlockStore
 from .calibrated_files import CalibratedModel, checked_calibration, depends_on, reads_calibration
+from .layers import quantize_matrix
 from .native import FORMAT, describe
-from .on_the_fly import quantize_matrix
 from .partial import Partial
 from .rewrite import finished, rewrite
 from .safetensors_file import Later, Reader, write
