@@ -21,6 +21,11 @@ from lowbit.checkpoint.convert import convert
 from .parallel import prepare_folder, run
 from .test_scales_of_8_bits import checkpoint
 
+fsdp2 = pytest.mark.skipif(
+    Version(torch.__version__) < Version("2.13"),
+    reason="FSDP2 of torch 2.11 takes float parameters only, 2.13 others too",
+)
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -45,22 +50,17 @@ def test_scales_of_8_bits_and_factors_of_rows_are_cut_with_their_rows_and_saved_
     run("scales_of_8_bits", tmp_path)
 
 
-@pytest.mark.skipif(
-    Version(torch.__version__) < Version("2.13"),
-    reason="FSDP2 of torch 2.11 takes float parameters only, 2.13 others too",
-)
+@fsdp2
 def test_fully_sharded_layers_compute_and_train_the_same(folder):
     run("fully_sharded", folder)
 
 
+@fsdp2
 def test_layers_that_are_cut_while_packed_compute_the_same_and_refuse_the_rest(folder):
     run("fully_sharded_packed", folder)
 
 
-@pytest.mark.skipif(
-    Version(torch.__version__) < Version("2.13"),
-    reason="FSDP2 of torch 2.11 takes float parameters only, 2.13 others too",
-)
+@fsdp2
 def test_fused_layers_that_are_cut_compute_the_same_and_ask_to_be_unfused(folder):
     run("fused", folder)
 
