@@ -114,6 +114,25 @@ def test_inductor_gives_the_eager_result():
     torch.testing.assert_close(turned(x), lowbit.matmul((x * 2).T, pw))
 
 
+@pytest.mark.parametrize("scale_type", [torch.float8_e8m0fnu, torch.float8_e4m3fn], ids=str)
+def test_inductor_takes_scales_of_8_bits(scale_type):
+    torch.manual_seed(0)
+    qt = lowbit.quantize(torch.randn(40, 96), "float4_e2m1", group_size=32, scale_dtype=scale_type)
+    layer, pw, x = lowbit.Linear.from_quant_tensor(qt, torch.randn(40)), lowbit.pack_weight(qt), torch.randn(5, 96)
+    compiled = torch.compile(torch.nn.Sequential(layer, torch.nn.GELU()), fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), torch.nn.functional.gelu(layer(x)))
+    found, expected = x.clone().requires_grad_(), x.clone().requires_grad_()
+    compiled(found).sum().backward()
+    torch.nn.functional.gelu(layer(expected)).sum().backward()
+    torch.testing.assert_close(found.grad, expected.grad)
+    out = torch.empty(5, 40)
+    torch.compile(lambda x, out: lowbit.matmul(x, pw, out=out), fullgraph=True)(x, out)
+    assert torch.equal(out, lowbit.matmul(x, pw))
+    layer.unprepare()
+    torch.testing.assert_close(torch.compile(layer, dynamic=True)(x), layer(x), rtol=1e-4, atol=1e-4)
+
+
 def test_gradients_of_compiled_code():
     pw, bias = packed(), torch.randn(40, requires_grad=True)
     x = torch.randn(3, 96, requires_grad=True)

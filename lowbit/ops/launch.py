@@ -77,7 +77,9 @@ def product(
         x = x.contiguous()
 
     has_grad = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
-    if has_grad or not native:
+    # Why not written in place: inductor leaves alone what reads float8_e8m0fnu, and so cannot lower an op that mutates.
+    traced = kind != "cuda" and scales.dtype == torch.float8_e8m0fnu and torch.compiler.is_compiling()
+    if has_grad or not native or traced:
         if out is None:
             return _matmul_grad(x, codes, scales, zeros, bias, *numbers, act_number, codebook, row_scales)
         if has_grad:
