@@ -88,6 +88,9 @@ void run(const Case& c) {
   std::vector<float> bias(c.n);
   for (float& value : bias) value = static_cast<float>(chance() % 7);
 
+  std::vector<float> factors(c.n);  // of rows, where copies are late
+  for (float& value : factors) value = static_cast<float>(1 + chance() % 5) / (chance() % 2 ? 4 : -4);
+
   std::vector<uint16_t> y(size_t(c.m) * y_stride);
   const bool has_zeros = c.kind != ZeroKind::kNone;
   MatmulArgs args{};
@@ -99,6 +102,7 @@ void run(const Case& c) {
   launch.capability = c.capability, launch.clusters[0] = c.blocks, launch.scratch = scratch;
   for (const bool late : {false, true}) {
     emulated::late = late;
+    args.w.row_scales = late ? factors.data() : nullptr;
     std::fill(y.begin(), y.end(), kUntouched);
     scratches.clear();
     using Tile = gemm_sm80::Tile<Tokens>;
@@ -119,8 +123,9 @@ void run(const Case& c) {
           if (found != kUntouched) worst = 1e30;
           continue;
         }
-        double wanted = bias[row];
+        double wanted = 0;
         for (int k = 0; k < c.k; ++k) wanted += weight[size_t(row) * c.k + k] * plain_x[size_t(token) * c.k + k];
+        wanted = (late ? factors[row] : 1) * wanted + bias[row];
         const double off = std::abs(emulated::half_of<Act>(found, 0) - wanted) / (1 + std::abs(wanted));
         if (!(off <= worst)) worst = off;
       }
