@@ -20,6 +20,7 @@ from .dtypes import kernel_type, weight_type
 from .errors import DeviceError, DtypeError, FormatError, SchemeError
 from .scheme import Scheme, Schemed
 from .tensor_checks import checked_shape, expect, expect_float, expect_scales, type_of
+from .tensor_contents import expect_contents
 
 #: The tensors, in the order in which everything that holds a weight has them.
 FIELDS = ("codes", "scales", "zeros", "perm", "codebook", "row_scales")
@@ -149,34 +150,7 @@ class QuantTensor(Schemed):
         Refused: bits set behind the last code of a row, NaN or infinity among scales, zeros or a codebook, codes that
         mean NaN or infinity, a perm that is not a permutation of 0..K-1.
         """
-        (n, k), wtype = self.shape, self.dtype
-        used = k * wtype.bits % 8
-        if used:
-            bad = int((self.codes[:, -1] >> used).count_nonzero())
-            if bad:
-                raise FormatError(
-                    f"{name}.qweight: bits behind a row's last code must be 0, in {bad} rows some are set"
-                )
-        for field in ("scales", "zeros", "codebook", "row_scales"):
-            value = getattr(self, field)
-            if value is not None:
-                # Why float: torch does not ask numbers of 8 bits.
-                wide = value.float() if value.element_size() == 1 else value
-                bad = value.numel() - int(wide.isfinite().count_nonzero())
-                if bad:
-                    count = f"{bad} of {value.numel()}"
-                    raise FormatError(f"{name}.{field}: expected finite numbers, {count} are NaN or infinite")
-        if wtype.invalid_codes and self.codebook is None:
-            legal = torch.tensor([code not in wtype.invalid_codes for code in range(1 << wtype.bits)])
-            for rows in row_chunks(n, k, self.device):
-                codes = bit_stream.unpack(self.codes[rows], wtype.bits, k)
-                bad = codes.numel() - int(legal.to(self.device)[codes.int()].count_nonzero())
-                if bad:
-                    raise FormatError(f"{name}.qweight: {bad} codes mean NaN or infinity in {wtype}, expected none")
-        if self.perm is not None:
-            expected = torch.arange(k, dtype=torch.int32, device=self.device)
-            if not torch.equal(self.perm.sort().values, expected):
-                raise FormatError(f"{name}.perm: expected a permutation of 0..{k - 1}, got repeated or outside numbers")
+        expect_contents(self, name)
         return self
 
     @property

@@ -31,7 +31,7 @@ LEVELS = (
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 #: Modules that live in the room of another.
 SAME_ROOM = {"cli": "commands", "__main__": "commands", "convert_model": "checkpoint", "fused": "nn", "fusing": "nn"}
-SAME_ROOM |= dict.fromkeys(("bit_stream", "tensor_checks", "narrow_scales"), "tensor")
+SAME_ROOM |= dict.fromkeys(("bit_stream", "tensor_checks", "tensor_contents", "narrow_scales"), "tensor")
 SAME_ROOM |= dict.fromkeys(("libraries", "cuda_devices", "kernel_list"), "extension")
 SAME_ROOM |= dict.fromkeys(("weight_holder", "placeholder", "preparing", "tuning", "graph_timer"), "nn")
 #: Imports of a later room that are allowed inside a function, because they happen only when it is called.
