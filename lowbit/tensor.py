@@ -24,6 +24,8 @@ from .tensor_contents import expect_contents
 
 #: The tensors, in the order in which everything that holds a weight has them.
 FIELDS = ("codes", "scales", "zeros", "perm", "codebook", "row_scales")
+#: Their names in files and layers.
+NAMES = ("qweight", *FIELDS[1:])
 #: Those that have a row for each row of the weight.
 BY_ROW = ("codes", "scales", "zeros", "row_scales")
 

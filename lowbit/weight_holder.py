@@ -15,10 +15,10 @@ from .pack import PackedWeight, pack_weight
 from .pack.packed import finish, has_kernels, op_numbers
 from .placeholder import frozen, keep_type
 from .scheme import Scheme
-from .tensor import FIELDS, QuantTensor, as_bytes
+from .tensor import FIELDS, NAMES, QuantTensor, as_bytes
 
 #: The parameters that hold the weight, frozen.
-HELD = ("qweight", *FIELDS[1:])
+HELD = NAMES
 
 _Layer = TypeVar("_Layer", bound="WeightHolder")
 

@@ -18,13 +18,13 @@ import torch
 
 from ..errors import DtypeError, FormatError, LowbitError
 from ..tensor import FIELDS as _FIELDS
-from ..tensor import QuantTensor
+from ..tensor import NAMES, QuantTensor
 from . import safetensors_file as container
 
 FORMAT = 1
 _KEY = "lowbit"
 #: The name in a file of each tensor of a QuantTensor.
-FIELDS = {"qweight": "codes", **{name: name for name in _FIELDS[1:]}}
+FIELDS = dict(zip(NAMES, _FIELDS, strict=True))
 _ENTRY = {"dtype", "shape", "group_size", "zero_kind", "tensors"}
 
 
