@@ -77,7 +77,7 @@ def families() -> tuple[Family, ...]:
         Family(
             name="gemm_sm80",
             device="cuda",
-            variants=token_tiles(16, 32, 64, 128, archs=r"(?!90a).*"),  # gemm_sm90 is faster there
+            variants=token_tiles(8, 16, 32, 48, 64, 96, 128, archs=r"(?!90a).*"),  # gemm_sm90 is faster there
             args="MatmulArgs",
             template=("templates/gemm_sm80.cuh",),
             unit_per_type=True,

@@ -11,7 +11,7 @@ from tools import check_cuda
 
 DECODE, OTHER = "_ZN6lowbit6decode6kernelEv", "_ZN6lowbit7dequant6kernelEv"
 NARROW, WIDE = (f"{check_cuda.BOXES[0]}INS0_4TileILi{tokens}EEEEvv" for tokens in (16, 128))
-SM80 = "_ZN6lowbit9gemm_sm808multiplyINS_3IntILi4EEE6__halfNS0_4TileILi{}EEELb0ELb1EEEvNS0_7ProblemE"
+SM80 = "_ZN6lowbit9gemm_sm80{}INS_3IntILi4EEE6__halfNS0_4TileILi{}EEENS_4FormILb0ELNS_8ZeroFormE0EEEEEvNS0_7ProblemE"
 LARGE = f"{check_cuda.BOXES[1]}INS0_4TileILi256EEEEvv"
 GOOD = ["S2R", "PREEXIT", "LDGSTS.E.BYPASS.128", "ACQBULK", "LDG.E.128", "HMMA.16816.F32", "STG.E", "EXIT"]
 
@@ -70,7 +70,7 @@ def test_kernel_is_empty_where_it_never_runs_and_only_there(name, arch, runs):
 
 
 def test_only_families_of_products_may_let_the_next_kernel_start_early():
-    for name in (DECODE, SM80.format(64)):
+    for name in (DECODE, SM80.format("8multiply", 64)):
         assert list(check_cuda.order_problems(name, GOOD)) == []
     assert list(check_cuda.order_problems(OTHER, replaced("PREEXIT"))) == []
     assert "lets the next kernel start early" in next(check_cuda.order_problems(OTHER, GOOD))
@@ -113,7 +113,8 @@ def test_kernels_that_must_be_alone_are_told_by_their_names():
 
     assert bounds(NARROW) == [(640, 88)] and bounds(WIDE) == [(384, 168)]
     assert bounds(WIDE.replace("128", "64")) == bounds(WIDE.replace("128", "32")) == bounds(WIDE) == bounds(LARGE)
-    assert [bounds(SM80.format(n)) for n in (16, 32, 64, 128)] == [[(512, 128)]] * 2 + [[(256, 255)]] * 2
+    assert all(bounds(SM80.format("15multiply_narrow", n)) == [(640, 96)] for n in (8, 16, 32))
+    assert all(bounds(SM80.format("8multiply", n)) == [(256, 255)] for n in (48, 64, 96, 128))
     resident = "_ZN6lowbit6decode8residentINS_3IntILi4EEE6__halfNS0_4TileILi1ELNS0_4KindE{}EEELb0ELb1EEEvNS0_7ProblemE"
     assert bounds(resident.format(1)) == [(512, 128)] and bounds(resident.format(0)) == bounds(OTHER) == []
 

@@ -185,7 +185,7 @@ def test_codebooks_and_scales_of_float32_have_the_kernels_that_read_them(native,
     wgmma = [32, 48, 64, 96, 128, 144, 160, 192, 208, 256]
 
     def tiles(family, bits, kind=NONE, is_float=False, codebook=False):
-        sizes = {DECODE: (1, 2, 4), SM80: (16, 32, 64, 128), SM90: (*few, *wgmma)}
+        sizes = {DECODE: (1, 2, 4), SM80: (8, 16, 32, 48, 64, 96, 128), SM90: (*few, *wgmma)}
         asked = (bits, is_float, codebook, group_size, kind, fp32_scales)
         return [t for t in sizes[family] if native.has_kernel(family, t, *asked)]
 

@@ -1,14 +1,15 @@
-// Family `gemm_sm80`: y = x * W^T for 5 tokens and more by mma.sync and cp.async, for compute capability 8.0 and newer.
+// Family `gemm_sm80`: y = x * W^T by mma.sync and cp.async, for compute capability 8.0 and newer.
 //
 //   W  packed codes in layout nvidia, 16-bit scales and zeros [N/16][G][16] (lowbit/pack/layout.py)
 //   x  fp16 or bf16 [m, k], rows 16-byte aligned;  y  [m, n] of the same type;  fp32 sums
 //
-// A task is 256 rows of W times a tile of tokens, over all of K, which is walked in stages of 128 k. Workers are
+// A task is 256 rows of W times a tile of tokens, over all of K, which is walked in stages. Workers are
 // blocks, one a multiprocessor: whole tasks are dealt out to them, and the stages of those left over are shared evenly
 // (deal.cuh). A worker stores y of a task that it has all of; of others it leaves the sums of its part in memory, and
-// add_parts makes y of them. All warps copy the stages to a ring in shared memory (gemm_sm80/feed.cuh) and multiply
-// them (gemm_sm80/worker.cuh). More tokens than a tile has are more tasks. Weights do not depend on the kernel before:
-// on 9.0 and newer the first of them are asked for before griddepcontrol.wait.
+// add_parts makes y of them. Stages are copied to a ring in shared memory (gemm_sm80/feed.cuh): up to 32 tokens by
+// warps of their own (gemm_sm80/narrow.cuh), with more by those that multiply them (gemm_sm80/worker.cuh). More tokens
+// than a tile has are more tasks. Weights do not depend on the kernel before: on 9.0 and newer the first of them are
+// asked for before griddepcontrol.wait.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -16,6 +17,7 @@
 
 #include "form.cuh"
 #include "gemm_sm80/feed.cuh"
+#include "gemm_sm80/narrow.cuh"
 #include "gemm_sm80/shape.cuh"
 #include "gemm_sm80/worker.cuh"
 #include "launch.cuh"
@@ -36,9 +38,9 @@ __device__ __forceinline__ void wait_for_stage(bool large) {
   }
 }
 
-template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+template <class Weight, class Act, class Tile, class Form>
 __global__ void __launch_bounds__(Tile::kThreads, 1) multiply(const __grid_constant__ Problem p) {
-  using Worker = gemm_sm80::Worker<Weight, Act, Tile, Fine, Zeros>;
+  using Worker = gemm_sm80::Worker<Weight, Act, Tile, Form>;
   using Stage = typename Worker::Stage;
   extern __shared__ __align__(128) uint8_t memory[];
 
@@ -51,7 +53,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) multiply(const __grid_const
   // Why a shuffle: the compiler then knows that a warp goes one way.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int stages = Parts(p.deal, blockIdx.x).stages;
-  const Feed<Weight, Tile, Fine, Zeros> feed(p);
+  const Feed<Weight, Tile, Form> feed(p);
   Cursor at(p, blockIdx.x);  // the next stage to ask for
 
   // ---- weights: they do not depend on the kernel before
@@ -97,7 +99,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) multiply(const __grid_const
       worker.run_stage(place, sums);
       if ((place += Stage::kBytes) == end) place = base;
     }
-    worker.finish(turn, before(place), sums);
+    worker.finish(turn, sums);
   }
 }
 
@@ -112,47 +114,68 @@ struct Kernels {
   void (*add)(Problem);
   int bits;
   bool is_float, fine;
+  bool narrow;
   bool fits_small;  // it is for devices with a small ring too
+  int steps;        // of 128 k, in a stage
   int tokens, threads, add_blocks, part_bytes;
+  float factor[2];  // of finished sums, by row half, but for the step between codes where narrow
 };
 
 template <class Weight, class Act, class Tile, class Form>
-constexpr Kernels kKernels = {multiply<Weight, Act, Tile, Form::kFine, Form::kZeros>,
-                              add_parts<Act, Tile, kAddThreads>,
-                              Weight::kBits,
-                              Weight::kFloat,
-                              Form::kFine,
-                              Stage<Weight, Tile, Form::kFine, Form::kZeros>::kSmall >= 2,
-                              Tile::kTokens,
-                              Tile::kThreads,
-                              kAddBlocks<Tile, kAddThreads>,
-                              kPart<Tile> * 4};
+inline Kernels kernels() {
+  Kernels found{nullptr,
+                add_parts<Act, Tile, kAddThreads>,
+                Weight::kBits,
+                Weight::kFloat,
+                Form::kFine,
+                Tile::kNarrow,
+                Stage<Weight, Tile, Form>::kSmall >= 2,
+                Stage<Weight, Tile, Form>::kSteps,
+                Tile::kTokens,
+                Tile::kThreads,
+                kAddBlocks<Tile, kAddThreads>,
+                kPart<Tile> * 4,
+                {1.0f, 1.0f}};
+  if constexpr (Tile::kNarrow) {
+    found.multiply = multiply_narrow<Weight, Act, Tile, Form>;
+    for (int h = 0; h < 2; ++h) found.factor[h] = NarrowWorker<Weight, Act, Tile, Form>::unit(h);
+  } else {
+    found.multiply = multiply<Weight, Act, Tile, Form>;
+  }
+  return found;
+}
 
 // Fills in the problem; false when the tile can't hold it on this device.
 inline bool pose(const Kernels& kernels, const MatmulArgs& args, const Launch& launch, Affine affine, Problem& p) {
   const layout::Packed packed(Layout::kNvidia, args.w.n, args.w.k, kernels.bits);
   const GroupLength group = group_length(args.w);
   p.group_steps = group.steps, p.group_fragments = group.fragments;
-  p.stage_groups = kernels.fine ? std::max(8 >> group.fragments, 1) : 1;
+  p.stage_groups = std::max(kernels.fine ? kernels.steps * 8 >> group.fragments : kernels.steps >> group.steps, 1);
   p.groups = static_cast<int>(groups_of(args.w));
-  p.codes = args.w.codes;
+  for (int width = 8; width >= 1; width /= 2)
+    if (kernels.bits & width)
+      p.planes[planes::plane_index(kernels.bits, width)] =
+          args.w.codes + packed.rows / 8 * packed.cols * layout::plane_low(kernels.bits, width);
   p.scales = static_cast<const uint8_t*>(args.w.scales), p.zeros = static_cast<const uint8_t*>(args.w.zeros);
   p.x = static_cast<const uint8_t*>(args.x.data);
-  p.plane_bytes = packed.rows / 8 * packed.cols, p.x_pieces = static_cast<uint32_t>(args.x.row_stride / 8);
+  p.x_pieces = static_cast<uint32_t>(args.x.row_stride / 8);
   p.n = static_cast<int>(args.w.n), p.m = static_cast<int>(args.x.m), p.k = static_cast<int>(args.w.k);
   p.tiles = (p.n + 15) / 16, p.row_blocks = (p.tiles + kRowTiles - 1) / kRowTiles;
   p.token_tiles = (p.m + kernels.tokens - 1) / kernels.tokens;
   p.large = is_large(launch.capability);
   p.tile_tokens = static_cast<int>(layout::round_up((p.m + p.token_tiles - 1) / p.token_tiles, 8));
-  const int64_t tasks = int64_t{p.row_blocks} * p.token_tiles, stages = packed.cols / kStepK;
+  const int64_t tasks = int64_t{p.row_blocks} * p.token_tiles, steps = packed.cols / kStepK,
+                stages = (steps + kernels.steps - 1) / kernels.steps;
   if (std::max(tasks, stages * launch.clusters[0]) > INT32_MAX) return false;
   if (!p.large && !kernels.fits_small) return false;
-  p.deal = deal(static_cast<int>(tasks), static_cast<int>(stages), launch.clusters[0], true);
+  p.steps = static_cast<int>(steps);
+  p.deal = deal(static_cast<int>(tasks), static_cast<int>(stages), launch.clusters[0], !kernels.narrow);
   p.y = args.y.data, p.y_stride = args.y.row_stride;
   p.bias = args.y.bias, p.bias_type = args.y.bias_type, p.row_scales = args.w.row_scales;
   p.step = kernels.is_float ? 1.0f : affine.step;
   p.zero_base = kernels.is_float ? 0.0f : affine.offset / affine.step;
-  p.factor[0] = p.factor[1] = 1.0f;
+  p.zero_factor = 1.0f / p.step;
+  for (int h = 0; h < 2; ++h) p.factor[h] = kernels.factor[h] * (kernels.narrow ? p.step : 1.0f);
   p.bf16_scales = args.w.scale_type == ScaleType::kBFloat16;
   p.zero_kind = args.w.zero_kind;
   return true;
@@ -182,7 +205,7 @@ inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   if (launch.capability < 80 || args.x.m < 1 || args.w.scale_type == ScaleType::kFloat32) return cudaErrorInvalidValue;
   return with_form<Weight::kFloat, false>(args.w, is_fine(args.w), [&](auto form) {
     static Prepared prepared;
-    return launch_kernels(kKernels<Weight, Act, Tile, decltype(form)>, args, launch, affine, prepared);
+    return launch_kernels(kernels<Weight, Act, Tile, decltype(form)>(), args, launch, affine, prepared);
   });
 }
 

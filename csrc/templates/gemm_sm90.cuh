@@ -77,7 +77,7 @@ __global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_co
 #pragma unroll 1
       for (int i = 0; i < Map::kDepth; ++i) {
         ptx::arrivals_init(base + Map::kFull + 8 * i, 1);
-        ptx::arrivals_init(base + Map::kSummed + 8 * i, kSummers * kSumLanes);
+        ptx::arrivals_init(base + Map::kSummed + 8 * i, kSummers * narrow::kSumLanes);
         ptx::arrivals_init(base + Map::kEmpty + 8 * i, Tile::kWarps);
       }
       ptx::publish_barriers();

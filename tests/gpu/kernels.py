@@ -43,7 +43,12 @@ def tokens(name: str) -> int:
 
 
 def is_wide(name: str) -> bool:
-    """Whether a kernel repeats its tile, and may round values of the weight to x's type."""
+    """Whether a kernel may round values of the weight to x's type."""
+    return tokens(name) >= (48 if family(name) == "gemm_sm80" else 32)
+
+
+def is_repeated(name: str) -> bool:
+    """Whether a kernel repeats its tile for more rows of x than that has."""
     return family(name) == "gemm_sm80" or (family(name) == "gemm_sm90" and tokens(name) >= 32)
 
 

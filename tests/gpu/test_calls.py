@@ -33,7 +33,7 @@ def test_any_number_of_tokens(dtype, act):
 def test_number_of_tokens_chooses_the_kernel(m, chosen):
     major, minor = torch.cuda.get_device_capability()
     if m > 4 and (major, minor) != (9, 0):
-        chosen = f"gemm_sm80_n{min(tile for tile in (16, 32, 64, 128) if tile >= min(m, 128))}"
+        chosen = f"gemm_sm80_n{min(tile for tile in (8, 16, 32, 48, 64, 96, 128) if tile >= min(m, 128))}"
     weight, x = oracle.make("int4", (8192, 8192)), oracle.normal(m, 8192, dtype=torch.float16)
     device = device_of(torch.cuda.current_device())
     planned = candidates(weight.pw.scheme, "float16", m, *weight.pw.shape, device)

@@ -65,7 +65,7 @@ def test_blocks_with_parts_of_several_tasks(tile, dtype, shape):
 
 
 @pytest.mark.parametrize("act", FLOATS[:2], ids=str)
-@pytest.mark.parametrize("most", [16, 32, 64, 128])
+@pytest.mark.parametrize("most", [8, 16, 32, 48, 64, 96, 128])
 def test_more_rows_of_x_than_a_tile_has(most, act):
     """Tasks that a block has all of, whose y it stores itself, and tasks in parts; y of any stride."""
     row = row_of("int4", act, "gemm_sm80", most)
@@ -82,7 +82,7 @@ def test_more_rows_of_x_than_a_tile_has(most, act):
                 assert int(poisoned.isnan().sum()) == poisoned.numel() - m * n, "memory around y was written"
 
 
-@pytest.mark.parametrize("most", [16, 128])
+@pytest.mark.parametrize("most", [8, 128])
 def test_sums_of_parts_take_no_more_memory_than_an_expanded_weight_may(most):
     row = row_of("int4", torch.float16, "gemm_sm80", most)
     weight, x = oracle.make("int4", (57344, 512)), oracle.normal(most, 512, dtype=torch.float16)
@@ -138,7 +138,7 @@ def test_bias_is_added_before_the_only_rounding(row):
     assert reason is None, reason
 
 
-@pytest.mark.parametrize("most", [16, 32, 64, 128])
+@pytest.mark.parametrize("most", [8, 16, 32, 48, 64, 96, 128])
 def test_sanitizer_small_product_of_several_tiles_of_tokens(most):
     row = row_of("uint3", torch.float16, "gemm_sm80", most)
     weight, x = plain("uint3", (300, 328), 2), oracle.normal(most + 22, 328, dtype=torch.float16)

@@ -113,7 +113,7 @@ void run(const Case& c) {
     } else {
       Prepared prepared;
       error =
-          gemm_sm80::launch_kernels(gemm_sm80::kKernels<Int<Bits>, Act, Tile, Form>, args, launch, affine, prepared);
+          gemm_sm80::launch_kernels(gemm_sm80::kernels<Int<Bits>, Act, Tile, Form>(), args, launch, affine, prepared);
     }
     double worst = error ? 1e30 : 0;
     for (int token = 0; token < c.m; ++token)
@@ -141,14 +141,20 @@ void run(const Case& c) {
 int main() {
   constexpr ZeroKind kNone = ZeroKind::kNone, kZero = ZeroKind::kZero, kMin = ZeroKind::kMin;
   run<4, __half, 16>({300, 300, 13, 128, kNone, false, 3, 90});        // more rows than a block, parts of two tasks
-  run<4, __half, 32>({20, 512, 17, 128, kNone, false, 1, 90});         // sums meet in any place of the ring
+  run<4, __half, 32>({20, 512, 17, 128, kNone, false, 1, 90});         // the last column has few tokens
+  run<2, __half, 8>({300, 1300, 5, 256, kZero, false, 3, 80});         // 8 tokens, two tasks, the ring turns
+  run<8, __nv_bfloat16, 8>({20, 1400, 9, 32, kNone, true, 1, 86});     // a ring of two stages
+  run<7, __half, 16>({20, 3000, 16, 16, kMin, false, 2, 90});          // the finest groups, one copier has two pieces
   run<5, __nv_bfloat16, 16>({40, 1300, 20, 64, kZero, true, 5, 80});   // two tiles of tokens, the ring turns
   run<1, __half, 32>({270, 900, 33, 16, kNone, false, 7, 86});         // the finest groups, a short ring
   run<7, __half, 64>({300, 390, 70, 32, kMin, false, 4, 90});          // three planes
   run<8, __half, 64>({260, 515, 40, 256, kNone, true, 3, 86});         // a step of a group, odd K
   run<3, __nv_bfloat16, 128>({30, 520, 140, -1, kZero, true, 3, 90});  // whole rows
-  run<6, __half, 64>({17, 16, 65, 32, kZero, false, 5, 90});           // less than a stage, blocks without work
+  run<4, __half, 48>({300, 390, 97, 128, kNone, false, 4, 86});        // three tiles of tokens, of 40 each
+  run<3, __nv_bfloat16, 96>({33, 300, 90, 32, kZero, true, 2, 80});
+  run<6, __half, 64>({17, 16, 65, 32, kZero, false, 5, 90});  // less than a stage, blocks without work
   run<2, __half, 128>({33, 203, 130, 64, kMin, true, 2, 90});
+  run<8, __half, 32>({33, 1000, 32, -1, kMin, true, 1, 86});  // whole rows
   // What floats with zeros take: kernels for fine groups with coarse ones.
   run<6, __half, 16, Form<true, ZeroForm::kAny>>({40, 1300, 13, 128, kZero, false, 3, 80});
   run<3, __half, 64, Form<true, ZeroForm::kAny>>({40, 1300, 30, 256, kMin, false, 2, 90});

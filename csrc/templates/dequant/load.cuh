@@ -3,9 +3,11 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../../args.h"
 #include "../ptx/async.cuh"
+#include "planes.cuh"
 
 namespace lowbit {
 
@@ -19,6 +21,25 @@ __device__ __forceinline__ void load_plane(uint32_t from, int lane, uint32_t* wo
     for (int i = 0; i < Width / 2; ++i)
       ptx::load_shared(from + i * 512 + lane * 16, words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
   }
+}
+
+// Of every plane at a step of a row tile; `codes`: those of a stage, [plane][row tile][step].
+template <class Stage, class Tile>
+__device__ __forceinline__ void load_words(uint32_t codes, int tile, int step, int lane,
+                                           planes::Words<Stage::kBits>& words) {
+  uint32_t* to = words.word;
+  const auto load = [&](auto width) {
+    constexpr int kWidth = decltype(width)::value, kTile = 256 * kWidth;
+    if constexpr ((Stage::kBits & kWidth) != 0) {
+      const uint32_t from = codes + (tile * Stage::kSteps + step) * kTile;
+      load_plane<kWidth>(from, lane, to);
+      codes += Tile::kRowTiles * Stage::kSteps * kTile, to += 2 * kWidth;
+    }
+  };
+  load(std::integral_constant<int, 8>{});
+  load(std::integral_constant<int, 4>{});
+  load(std::integral_constant<int, 2>{});
+  load(std::integral_constant<int, 1>{});
 }
 
 // Scales or zeros of rows g and g + 8 as floats, from their word.

@@ -19,62 +19,102 @@ constexpr bool is_large(int capability) {
   return capability == 80 || capability == 87 || (capability >= 90 && capability < 120);
 }
 
-// Of a block: row tiles of 16 rows, and pairs of them.
-constexpr int kPairs = 8, kRowTiles = 2 * kPairs;
+constexpr int kRowTiles = 16;  // of a block: 16 rows each
 
-// Tokens: columns of a tile. A warp multiplies two row tiles by all of them, so that one load of x from shared memory
-// serves both. Up to 64 tokens two warps share a pair of row tiles, each has 64 k of a stage: 16 warps of 128
-// registers. With 128 tokens there are 8 warps of 255 registers, for sums alone 128.
+// Tokens: columns of a tile. Up to 32 a warp multiplies one row tile, and four more warps bring stages and add up x
+// (narrow.cuh). With more, each of 8 warps multiplies two, so that one load of x from shared memory serves both, and
+// all of them bring stages; with 128 tokens they have 255 registers, for sums alone 128.
 template <int Tokens>
 struct Tile {
   static constexpr int kTokens = Tokens, kColumns = Tokens / 8;
-  static constexpr int kPairs = gemm_sm80::kPairs, kWarpTiles = 2;
-  static constexpr int kWarpsOfK = Tokens <= 32 ? 2 : 1;
-  static constexpr int kWarps = kPairs * kWarpsOfK, kThreads = 32 * kWarps;
-  static constexpr int kRowTiles = gemm_sm80::kRowTiles;
+  static constexpr bool kNarrow = Tokens <= 32;
+  static constexpr int kRowTiles = gemm_sm80::kRowTiles, kWarpTiles = kNarrow ? 1 : 2;
+  static constexpr int kWarps = kRowTiles / kWarpTiles;  // that multiply
+  static constexpr int kThreads = 32 * kWarps + (kNarrow ? 128 : 0);
+  static constexpr int kFirstCopier = kNarrow ? 32 * kWarps : 0;  // threads from this one on copy stages
+  static constexpr int kCopiers = kThreads - kFirstCopier;
   static constexpr int kCluster = 1;  // blocks of a task
-  // Sums leave no registers for what could be kept from stage to stage.
-  static constexpr bool kTight = Tokens >= 64;
 };
 
-// What a block holds of W and x for 128 k of a task: a stage.
+// What a block holds of W and x at once: a stage of some steps of 128 k.
 //
 //   x      [64 k][token][128 bytes], 16 bytes at place c of a token lie at c ^ token % 8: no two of the eight rows that
 //          ldmatrix reads at once share a bank
-//   codes  plane by plane, [row tile][tile of the plane]; scales [row tile][group][32 bytes], then zeros alike
-template <class Weight, class Tile, bool Fine, bool Zeros>
+//   codes  plane by plane, [row tile][step][tile of the plane]; scales [row tile][group][32 bytes], then zeros alike
+template <class Weight, class Tile, class Form>
 struct Stage {
   static constexpr int kBits = Weight::kBits;
-  static constexpr bool kFine = Fine, kZeros = Zeros, kFloatScales = false;
-  static constexpr int kXBox = Tile::kTokens * 128;  // bytes of 64 k
-  static constexpr int kX = 2 * kXBox;
-  static constexpr int kCodes = Tile::kRowTiles * 256 * kBits;
-  static constexpr int kScales = Tile::kRowTiles * 32 * (Fine ? 8 : 1);  // room for them
-  static constexpr int kBytes = kX + kCodes + kScales * (Zeros ? 2 : 1);
-  static_assert(kBytes % 128 == 0);  // swizzles repeat
-  // Stages in the ring of a device of either kind; fewer than 2: the tile is not for it. Why no more than 5: enough
-  // bytes are under way then.
-  static constexpr int kLarge = kSharedLarge / kBytes > 5 ? 5 : kSharedLarge / kBytes;
-  static constexpr int kSmall = kSharedSmall / kBytes > 5 ? 5 : kSharedSmall / kBytes;
+  static constexpr bool kFine = Form::kFine, kZeros = Form::kZeros, kFloatScales = false;
+  static constexpr int kXBox = Tile::kTokens * 128;                           // bytes of 64 k
+  static constexpr int kStepCodes = Tile::kRowTiles * 256 * kBits;            // and of 128 k
+  static constexpr int kStepScales = Tile::kRowTiles * 32 * (kFine ? 8 : 1);  // room for them
+  static constexpr int kStepBytes = 2 * kXBox + kStepCodes + kStepScales * (kZeros ? 2 : 1);
+  static constexpr int kMost = Tile::kNarrow ? 8 : 5;  // stages in a ring. Why no more: enough bytes are under way then
+  static constexpr int kStepSums = Tile::kTokens * 4;  // of x
+  // Why two where they fit: a third of a narrow worker's instructions are those of a stage.
+  static constexpr int kTwo = 2 * (2 * kStepBytes) + kMost * (3 * 8 + 2 * kStepSums) + 128;
+  static constexpr int kSteps = Tile::kTokens <= 16 && kTwo <= kSharedSmall ? 2 : 1;
+  static constexpr int kX = 2 * kXBox * kSteps, kCodes = kStepCodes * kSteps, kScales = kStepScales * kSteps;
+  static constexpr int kBytes = kStepBytes * kSteps, kSums = kStepSums * kSteps;
+  static_assert(kBytes % 128 == 0);                                                              // swizzles repeat
+  static constexpr int kHead = Tile::kNarrow ? (kMost * (3 * 8 + kSums) + 127) / 128 * 128 : 0;  // bytes before stages
+  // Stages in the ring of a device of either kind; fewer than 2: the tile is not for it.
+  static constexpr int fit(int shared) {
+    const int stages = (shared - kHead) / kBytes;
+    return stages > kMost ? kMost : stages;
+  }
+  static constexpr int kLarge = fit(kSharedLarge), kSmall = fit(kSharedSmall);
   static_assert(kLarge >= 2);
   // Stages of weights asked for before the kernel before has ended. Why not all: x would stand in line behind them.
-  static constexpr int kEarly = kBits <= 2 ? 1 : kBits <= 4 ? 2 : 3;
+  static constexpr int kEarly = kSteps == 2 || kBits <= 2 ? 1 : kBits <= 4 ? 2 : 3;
+};
+
+// The ring of narrow tiles, as narrow/worker.cuh wants it: barriers, sums of x, stages.
+template <class Stage>
+struct Ring {
+  static constexpr bool kStepsApart = true;
+  static constexpr bool kSumsLast = true;  // sums of x follow from all of a stage: who has seen them has seen that
+
+  const uint32_t base;
+  const int depth;  // stages
+
+  // Which place comes next, and the phase that its barriers are in.
+  struct Place {
+    int depth;
+    uint32_t index = 0, parity = 0;
+    __device__ explicit Place(int stages) : depth(stages) {}
+    __device__ __forceinline__ void next() {
+      if (static_cast<int>(++index) == depth) index = 0, parity ^= 1;
+    }
+  };
+
+  __device__ __forceinline__ Place first() const { return Place(depth); }
+  __device__ __forceinline__ uint32_t full(uint32_t place) const { return base + 8 * place; }
+  __device__ __forceinline__ uint32_t summed(uint32_t place) const { return full(Stage::kMost + place); }
+  __device__ __forceinline__ uint32_t empty(uint32_t place) const { return full(2 * Stage::kMost + place); }
+  __device__ __forceinline__ uint32_t sums(uint32_t place) const {
+    return full(3 * Stage::kMost) + place * Stage::kSums;
+  }
+  __device__ __forceinline__ uint32_t stage(uint32_t place) const {
+    return base + Stage::kHead + place * Stage::kBytes;
+  }
 };
 
 // Everything a kernel is told; sizes are those of the unpadded problem.
 struct Problem {
-  const uint8_t *codes, *scales, *zeros;
+  const uint8_t* planes[3];  // of codes, widest first
+  const uint8_t *scales, *zeros;
   const uint8_t* x;
-  int64_t plane_bytes;  // of one bit of every code
-  uint32_t x_pieces;    // 16 bytes each, from a token to the next
+  uint32_t x_pieces;  // 16 bytes each, from a token to the next
   int n, m, k;
   int tiles, groups;  // row tiles of W; groups of a row
+  int steps;          // of 128 k
   int row_blocks;
   int token_tiles;      // tiles of tokens; a row block and a tile of tokens make a task
   int tile_tokens;      // of each, a multiple of 8
   Deal deal;            // of tasks to workers, blocks; stages: of all of K
   bool large;           // which ring
-  int group_steps;      // stage >> group_steps is a group, of at least 128
+  int group_steps;      // step >> group_steps is a group, of at least 128
   int group_fragments;  // fragment >> group_fragments is a group
   int stage_groups;     // groups in a stage, a power of two
   float* parts;         // sums of parts of tasks: [worker][first, last][row tile][column][lane][4]
@@ -83,7 +123,8 @@ struct Problem {
   const float* row_scales;
   int64_t y_stride;       // elements
   float step, zero_base;  // value = step * (code - zero_base)
-  float factor[2];        // of a finished sum, by row half: 1
+  float zero_factor;      // 1 / step
+  float factor[2];        // of a finished sum, by row half
   bool bf16_scales;
   ZeroKind zero_kind;
   FloatType bias_type;

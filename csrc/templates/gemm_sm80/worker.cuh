@@ -40,25 +40,24 @@ __device__ __forceinline__ void load_half(uint32_t plane, int tile, int half, in
   });
 }
 
-template <class Weight, class Act, class Tile, bool Fine, bool Zeros>
+template <class Weight, class Act, class Tile, class Form>
 struct Worker {
-  using Stage = gemm_sm80::Stage<Weight, Tile, Fine, Zeros>;
-  using Decoder = ScaledDecoder<Weight, Act, Zeros ? ZeroForm::kAny : ZeroForm::kNone, false>;
+  using Stage = gemm_sm80::Stage<Weight, Tile, Form>;
+  using Decoder = ScaledDecoder<Weight, Act, Form::kZeroForm, false>;
   using Words = typename Decoder::Words;
   using Group = typename Decoder::Group;
   static constexpr int kColumns = Tile::kColumns, kWarpTiles = Tile::kWarpTiles;
   using Sums = float[kWarpTiles][kColumns][4];
 
   const Problem& p;
-  const int lane, pair, of_k;  // pair: of row tiles; of_k: which of the warps that share it
+  const int lane, pair;  // pair: of row tiles
   const Decoder decoder;
   const uint32_t own_x;  // where this lane reads x of fragment 0 of 64 k: 16 bytes of a token, swizzled
 
   __device__ Worker(const Problem& problem, int warp, int own_lane)
       : p(problem),
         lane(own_lane),
-        pair(warp / Tile::kWarpsOfK),
-        of_k(warp % Tile::kWarpsOfK),
+        pair(warp),
         decoder(problem.step, problem.zero_base),
         own_x((own_lane / 16 * 8 + own_lane % 8) * 128 + ((own_lane / 8 % 2) ^ own_lane % 8) * 16) {}
 
@@ -70,16 +69,16 @@ struct Worker {
 #pragma unroll
     for (int t = 0; t < kWarpTiles; ++t) {
       load_half<Stage::kBits, Tile>(codes, pair * kWarpTiles + t, half, lane, words[t]);
-      if constexpr (!Fine) group[t] = load_group<Stage>(p, decoder, codes, pair * kWarpTiles + t, 0, lane);
+      if constexpr (!Form::kFine) group[t] = load_group<Stage>(p, decoder, codes, pair * kWarpTiles + t, 0, lane);
     }
 #pragma unroll
     for (int f = 0; f < 4; ++f) {
       // Why: else x of too many fragments is loaded early, and registers run out.
-      if (Tile::kTokens == 128 && f % kTogether == 0) __syncwarp();
+      if (Tile::kTokens >= 96 && f % kTogether == 0) __syncwarp();
       uint32_t a[kWarpTiles][4];
 #pragma unroll
       for (int t = 0; t < kWarpTiles; ++t) {
-        if constexpr (Fine)
+        if constexpr (Form::kFine)
           group[t] =
               load_group<Stage>(p, decoder, codes, pair * kWarpTiles + t, (half * 4 + f) >> p.group_fragments, lane);
         decoder.fragment(words[t], f, group[t], a[t]);
@@ -97,58 +96,18 @@ struct Worker {
   }
 
   __device__ __forceinline__ void run_stage(uint32_t stage, Sums& sums) const {
-    if constexpr (Tile::kWarpsOfK == 2) {
-      run_half(stage, of_k, sums);
-    } else {
 #pragma unroll 1  // Why: else the words of both halves take registers at once
-      for (int half = 0; half < 2; ++half) run_half(stage, half, sums);
-    }
+    for (int half = 0; half < 2; ++half) run_half(stage, half, sums);
   }
 
-  // Two warps have sums of the same two row tiles: each gives away those of one, and has all of the other's in sums[0].
-  // Through the place of a stage that has been used up; all threads of the block come here.
-  __device__ __forceinline__ void meet(uint32_t place, Sums& sums) const {
-    constexpr int kColumnBytes = Tile::kWarps * 512, kFit = Stage::kBytes / kColumnBytes;
-    constexpr int kAtOnce = kFit > kColumns ? kColumns : kFit;  // columns
-    static_assert(Tile::kWarpsOfK == 2 && kWarpTiles == 2 && kAtOnce >= 1);
-    const uint32_t own = place + (pair * 2 + of_k) * 512 + lane * 16, other = own + (of_k ? -512 : 512);
-#pragma unroll
-    for (int first = 0; first < kColumns; first += kAtOnce) {
-      __syncthreads();
-#pragma unroll
-      for (int i = 0; i < kAtOnce && first + i < kColumns; ++i) {
-        float (&low)[4] = sums[0][first + i], (&high)[4] = sums[1][first + i];
-        float given[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) given[j] = of_k ? low[j] : high[j], low[j] = of_k ? high[j] : low[j];
-        ptx::store_shared(own + i * kColumnBytes, given);
-      }
-      __syncthreads();
-#pragma unroll
-      for (int i = 0; i < kAtOnce && first + i < kColumns; ++i) {
-        float taken[4];
-        ptx::load_shared(other + i * kColumnBytes, taken);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sums[0][first + i][j] += taken[j];
-      }
-    }
-  }
-
-  // All sums of part `turn` have been made: to y, where it is all of a task, or to memory. used: the place of its last
-  // stage. Why the part is found again: every register is taken before.
-  __device__ __forceinline__ void finish(int turn, uint32_t used, Sums& sums) const {
+  // All sums of part `turn` have been made: to y, where it is all of a task, or to memory. Why the part is found again:
+  // every register is taken before.
+  __device__ __forceinline__ void finish(int turn, Sums& sums) const {
     const Part part = Parts(p.deal, ptx::block_again())[turn];
-    const auto finish_tile = [&](int tile, const float (&of_tile)[kColumns][4]) {
-      const auto sum = [&](int column, int i) { return of_tile[column][i]; };
-      finish_part<Act, Tile>(p, part, blockIdx.x, 0, tile, lane, sum);
-    };
-    if constexpr (Tile::kWarpsOfK == 2) {
-      meet(used, sums);
-      finish_tile(pair * 2 + of_k, sums[0]);
-    } else {
 #pragma unroll
-      for (int t = 0; t < kWarpTiles; ++t) finish_tile(pair * kWarpTiles + t, sums[t]);
-    }
+    for (int t = 0; t < kWarpTiles; ++t)
+      finish_part<Act, Tile>(p, part, blockIdx.x, 0, pair * kWarpTiles + t, lane,
+                             [&](int column, int i) { return sums[t][column][i]; });
   }
 };
 

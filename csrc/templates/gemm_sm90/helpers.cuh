@@ -2,16 +2,15 @@
 #pragma once
 #include "../dequant/int.cuh"
 #include "../dequant/planes.cuh"
+#include "../narrow/x_sums.cuh"
 #include "../ptx/async.cuh"
 #include "../ptx/cluster.cuh"
-#include "../ptx/mma.cuh"
 #include "../ptx/tma.cuh"
 #include "shape.cuh"
 
 namespace lowbit::gemm_sm90 {
 
-constexpr int kSummers = 3;   // warps that add up x
-constexpr int kSumLanes = 4;  // of them that have sums, of two tokens each
+constexpr int kSummers = 3;  // warps that add up x
 
 // Asks for codes, scales and zeros of a stage of the row tiles from `tile` on; the barrier counts them, and
 // bytes_beside more that the caller asks for.
@@ -92,14 +91,10 @@ struct Producer {
   }
 };
 
-// Sums of 128 k of x, in units of 1 / Decoder::kUnit: a product with ones, of which every row is the sum. A warp takes
-// every third of the steps and columns of a stage.
+// Sums of 128 k of x, in units of 1 / Decoder::kUnit. A warp takes every third of the steps and columns of a stage.
 template <class Act, class Stage, class Tile>
 __device__ __forceinline__ void add_up_x(int stages, uint32_t base, int summer, int lane, float unit) {
   using Map = gemm_sm90::Map<Stage>;
-  constexpr uint32_t kOne = std::is_same<Act, __half>::value ? 0x3C003C00u : 0x3F803F80u;
-  const uint32_t one[4] = {kOne, kOne, kOne, kOne};
-  const uint32_t own = lane % 8 * 128 + ((lane / 8) ^ (lane % 8)) * 16;  // swizzled: 16 bytes of a token
   Place<Map::kDepth> place;
 #pragma unroll 1
   for (int at = 0; at < stages; ++at, place.next()) {
@@ -107,20 +102,11 @@ __device__ __forceinline__ void add_up_x(int stages, uint32_t base, int summer, 
 #pragma unroll 2
     for (int unit_of_stage = summer; unit_of_stage < Stage::kSteps * Tile::kColumns; unit_of_stage += kSummers) {
       const int step = unit_of_stage / Tile::kColumns, column = unit_of_stage % Tile::kColumns;
-      const uint32_t row = base + place.index * Stage::kBytes + 2 * step * Stage::kXBox + column * 1024 + own;
-      float sum[2][4] = {};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {  // 32 k each
-        uint32_t b[4];
-        ptx::load_matrices(b, (row + i / 2 * Stage::kXBox) ^ (i % 2 * 64));
-        ptx::mma<Act>(sum[0], one, b[0], b[1]);
-        ptx::mma<Act>(sum[1], one, b[2], b[3]);
-      }
-      if (lane < kSumLanes)
-        ptx::store_shared(base + Map::kSums + place.index * Stage::kSums + unit_of_stage * 32 + lane * 8,
-                          {unit * (sum[0][0] + sum[1][0]), unit * (sum[0][1] + sum[1][1])});
+      narrow::add_up_column<Act, Stage>(base + place.index * Stage::kBytes + 2 * step * Stage::kXBox + column * 1024,
+                                        base + Map::kSums + place.index * Stage::kSums + unit_of_stage * 32, lane,
+                                        unit);
     }
-    if (lane < kSumLanes) ptx::arrive(base + Map::kSummed + 8 * place.index);
+    if (lane < narrow::kSumLanes) ptx::arrive(base + Map::kSummed + 8 * place.index);
   }
 }
 

@@ -5,6 +5,7 @@
 // at a time, and x, 64 k at a time, to two rings: a place of x is free again as soon as its products are done.
 #pragma once
 #include "../dequant/codebook.cuh"
+#include "../dequant/load.cuh"
 #include "../ptx/async.cuh"
 #include "../ptx/cluster.cuh"
 #include "../ptx/tma.cuh"
@@ -14,7 +15,6 @@
 #include "parts.cuh"
 #include "shape.cuh"
 #include "warpgroup.cuh"
-#include "words.cuh"
 
 namespace lowbit::gemm_sm90 {
 

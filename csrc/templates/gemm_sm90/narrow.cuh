@@ -1,210 +1,21 @@
-// What a warp does with its 16 rows of a stage and up to 16 tokens: mma.sync on codes, scales on sums of a group.
+// Up to 16 tokens: the worker of narrow/worker.cuh at the ring that the copy engine fills.
 #pragma once
-#include "../dequant/codebook.cuh"
-#include "../dequant/float.cuh"
-#include "../dequant/int.cuh"
-#include "../ptx/async.cuh"
-#include "../ptx/mma.cuh"
-#include "../ptx/tma.cuh"
-#include "parts.cuh"
+#include "../narrow/worker.cuh"
 #include "shape.cuh"
-#include "words.cuh"
 
 namespace lowbit::gemm_sm90 {
 
 template <class Weight, class Act, class Tile, class Form>
-struct Narrow {
-  static constexpr bool kFine = Form::kFine, kZeros = Form::kZeros;
+using NarrowWorker = narrow::Worker<Weight, Act, Tile, Form, Stage<Weight, Tile, Form>,
+                                    Ring<gemm_sm90::Stage<Weight, Tile, Form>>, Problem>;
+
+template <class Weight, class Act, class Tile, class Form>
+struct Narrow : NarrowWorker<Weight, Act, Tile, Form> {
   using Stage = gemm_sm90::Stage<Weight, Tile, Form>;
   using Map = gemm_sm90::Map<Stage>;
-  using Decoder = lowbit::Decoder<Weight, Act>;
-  using Words = typename Decoder::Words;
-  using Sum = float[Tile::kColumns][4];
-  static constexpr int kColumns = Tile::kColumns;
-  // Sums of x are needed: those of 128 k from the helpers, finer ones by a product of its own.
-  static constexpr bool kOnes = Decoder::kSubtractOffset || kZeros, kSummed = kOnes && !kFine;
 
-  const Problem& p;
-  const uint32_t base;
-  const int warp, lane;
-  const Decoder decoder;
-  uint32_t own[4];  // where this lane reads x of a box: 16 bytes of a token, swizzled
-
-  __device__ Narrow(const Problem& problem, uint32_t shared, int own_warp, int own_lane)
-      : p(problem),
-        base(shared),
-        warp(own_warp),
-        lane(own_lane),
-        decoder(make_decoder<Weight, Decoder>(shared + Map::kTable, own_lane, problem.zero_base)) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      own[i] = kColumns == 1 ? lane % 8 * 128 + ((4 * i + lane / 8) % 8 ^ lane % 8) * 16
-                             : (lane / 16 * 8 + lane % 8) * 128 + ((2 * i + lane / 8 % 2) ^ lane % 8) * 16;
-  }
-
-  // What a sum of row half h is to be multiplied by, but for the step between codes.
-  static constexpr float unit(int h) { return Decoder::kUnit / (1 << Decoder::exponent(h)); }
-
-  // x of fragment f of a step; with 8 tokens of f + 1 too.
-  __device__ __forceinline__ void load_x(uint32_t step, int f, uint32_t (&x)[4]) const {
-    ptx::load_matrices(x, step + f / 4 * Stage::kXBox + own[kColumns == 1 ? f / 2 % 2 : f % 4]);
-  }
-
-  static __device__ __forceinline__ void multiply(const uint32_t (&a)[4], const uint32_t (&x)[4], int f, Sum& to) {
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
-      const int first = kColumns == 1 ? f % 2 * 2 : column * 2;
-      ptx::mma<Act>(to[column], a, x[first], x[first + 1]);
-    }
-  }
-
-  // Sums of x of this lane's two tokens of a column, as the helpers left them.
-  __device__ __forceinline__ void load_sums(uint32_t sums, int step, int column, float (&sum)[2]) const {
-    ptx::load_shared(sums + (step * Tile::kTokens + column * 8 + lane % 4 * 2) * 4, sum);
-  }
-
-  // Scales and zeros of this lane's rows; `group`: of a stage.
-  struct Group {
-    float2 scales, zeros;
-  };
-  __device__ __forceinline__ Group load_group(uint32_t codes, int group) const {
-    const uint32_t from = codes + Stage::kCodes + (warp * p.stage_groups + group) * group_bytes<Stage>(p);
-    return {load_pair<Stage>(p, from, lane), kZeros ? load_pair<Stage>(p, from + Stage::kScales, lane) : float2{}};
-  }
-
-  // total += scale * (sum - zero * x_sum)
-  __device__ __forceinline__ void apply(const Sum& sum, const float (&x_sum)[kColumns][2], const Group& group,
-                                        Sum& total) const {
-    const float scale[2] = {group.scales.x, group.scales.y};
-    float zero[2] = {}, shift[2] = {};
-    if constexpr (kZeros) {
-      const float2 stored = group.zeros;
-      const bool is_min = p.zero_kind == ZeroKind::kMin;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float own_zero =
-            (h ? stored.y : stored.x) * p.zero_factor * static_cast<float>(1 << Decoder::exponent(h));
-        zero[h] = is_min ? 0.0f : own_zero, shift[h] = is_min ? own_zero : 0.0f;
-      }
-    }
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int h = i / 2;
-        float value = sum[column][i];
-        if (kZeros) value = fmaf(-zero[h], x_sum[column][i % 2], value);
-        total[column][i] = fmaf(scale[h], value, total[column][i]);
-        if (kZeros) total[column][i] = fmaf(shift[h], x_sum[column][i % 2], total[column][i]);
-      }
-  }
-
-  __device__ __forceinline__ void begin(const float (&x_sum)[kColumns][2], Sum& sum) const {
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        sum[column][i] =
-            Decoder::kSubtractOffset ? x_sum[column][i % 2] * (-p.zero_base * (1 << Decoder::exponent(i / 2))) : 0.0f;
-  }
-
-  // A step of 128 k whose scales are those of one group.
-  __device__ __forceinline__ void run_step(uint32_t stage, uint32_t sums, int step, Sum& total) const {
-    const uint32_t codes = stage + Stage::kX, x_at = stage + step * 2 * Stage::kXBox;
-    Words words;
-    load_words<Stage, Tile>(codes, warp, step, lane, words);
-    const Group group = load_group(codes, step >> p.group_steps);
-    float x_sum[kColumns][2] = {};
-    if constexpr (kSummed)
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column) load_sums(sums, step, column, x_sum[column]);
-    Sum sum;
-    begin(x_sum, sum);
-    uint32_t x[4];
-#pragma unroll
-    for (int f = 0; f < 8; ++f) {
-      if (kColumns == 2 || f % 2 == 0) load_x(x_at, f, x);
-      uint32_t a[4];
-      decoder.fragment(words, f, a);
-      multiply(a, x, f, sum);
-    }
-    apply(sum, x_sum, group, total);
-  }
-
-  // The same with any groups: scales follow every fragment, which may share them with the next ones of the step.
-  __device__ __forceinline__ void run_step_fine(uint32_t stage, int step, Sum& total) const {
-    const uint32_t codes = stage + Stage::kX, x_at = stage + step * 2 * Stage::kXBox;
-    constexpr uint32_t kOne = Decoder::kOne;
-    const uint32_t one[4] = {kOne, kOne, kOne, kOne};
-    const int mask = min(1 << p.group_fragments, 8) - 1;
-    Words words;
-    load_words<Stage, Tile>(codes, warp, step, lane, words);
-    Sum sum = {}, ones = {};
-    uint32_t x[4];
-#pragma unroll
-    for (int f = 0; f < 8; ++f) {
-      if (kColumns == 2 || f % 2 == 0) load_x(x_at, f, x);
-      uint32_t a[4];
-      decoder.fragment(words, f, a);
-      multiply(a, x, f, sum);
-      if (kOnes) multiply(one, x, f, ones);
-      if ((f & mask) != mask) continue;
-      float x_sum[kColumns][2];
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column)
-        x_sum[column][0] = ones[column][0], x_sum[column][1] = ones[column][1];
-      if (Decoder::kSubtractOffset) {
-        Sum offset;
-        begin(x_sum, offset);
-#pragma unroll
-        for (int column = 0; column < kColumns; ++column)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) sum[column][i] += offset[column][i];
-      }
-      apply(sum, x_sum, load_group(codes, (step * 8 + f) >> p.group_fragments), total);
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sum[column][i] = ones[column][i] = 0.0f;
-    }
-  }
-
-  __device__ __forceinline__ float table_unit() const {
-    if constexpr (Weight::kCodebook) {
-      return decoder.unit();
-    } else {
-      return 1.0f;
-    }
-  }
-
-  __device__ __forceinline__ void run(const Parts& parts) const {
-    Place<Map::kDepth> place;
-#pragma unroll 1
-    for (int turn = 0; turn < parts.count; ++turn) {
-      const Part part = parts[turn];
-      Sum total = {};
-#pragma unroll 1
-      for (int at = part.begin; at < part.end; ++at, place.next()) {
-        ptx::wait_arrivals(base + Map::kFull + 8 * place.index, place.parity);
-        if (kSummed) ptx::wait_arrivals(base + Map::kSummed + 8 * place.index, place.parity);
-        const uint32_t stage = base + place.index * Stage::kBytes;
-#pragma unroll
-        for (int step = 0; step < Stage::kSteps; ++step) {
-          if constexpr (kFine) {
-            run_step_fine(stage, step, total);
-          } else {
-            run_step(stage, base + Map::kSums + place.index * Stage::kSums, step, total);
-          }
-        }
-        __syncwarp();
-        if (lane == 0) ptx::arrive(base + Map::kEmpty + 8 * place.index);
-      }
-      const float unit = table_unit();
-      finish_part<Act, Tile>(p, part, blockIdx.x, 0, warp, lane, [&](int column, int i) {
-        return Weight::kCodebook ? total[column][i] * unit : total[column][i];
-      });
-    }
-  }
+  __device__ Narrow(const Problem& p, uint32_t base, int warp, int lane)
+      : NarrowWorker<Weight, Act, Tile, Form>(p, Ring<Stage>{base}, base + Map::kTable, warp, lane) {}
 };
 
 }  // namespace lowbit::gemm_sm90

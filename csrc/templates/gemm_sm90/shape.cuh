@@ -117,4 +117,21 @@ struct Place {
   }
 };
 
+// The ring as narrow/worker.cuh wants it, from `base` on.
+template <class Stage>
+struct Ring {
+  using Map = gemm_sm90::Map<Stage>;
+  static constexpr bool kStepsApart = false;
+  static constexpr bool kSumsLast = false;
+
+  const uint32_t base;
+
+  static __device__ __forceinline__ Place<Map::kDepth> first() { return {}; }
+  __device__ __forceinline__ uint32_t stage(uint32_t place) const { return base + place * Stage::kBytes; }
+  __device__ __forceinline__ uint32_t sums(uint32_t place) const { return base + Map::kSums + place * Stage::kSums; }
+  __device__ __forceinline__ uint32_t full(uint32_t place) const { return base + Map::kFull + 8 * place; }
+  __device__ __forceinline__ uint32_t summed(uint32_t place) const { return base + Map::kSummed + 8 * place; }
+  __device__ __forceinline__ uint32_t empty(uint32_t place) const { return base + Map::kEmpty + 8 * place; }
+};
+
 }  // namespace lowbit::gemm_sm90

@@ -1,13 +1,13 @@
 // What a warp of a warpgroup does with its 16 rows of a stage and 32 to 128 tokens: wgmma on exact or on scaled values.
 #pragma once
 #include "../dequant/codebook.cuh"
+#include "../dequant/load.cuh"
 #include "../ptx/async.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 #include "parts.cuh"
 #include "shape.cuh"
 #include "warpgroup.cuh"
-#include "words.cuh"
 
 namespace lowbit::gemm_sm90 {
 

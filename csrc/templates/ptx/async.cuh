@@ -23,6 +23,10 @@ __device__ __forceinline__ int thread_again() {
   return index;
 }
 
+// The compiler takes an address for a number like any other: what is added to it later is added to it as a whole. Why:
+// it would add parts of it that are the same for all threads anew to every copy.
+__device__ __forceinline__ void keep_apart(const uint8_t*& address) { asm("" : "+l"(address)); }
+
 // 16 bytes from global to shared memory, past L1. Why not ld.global: a register per 4 bytes in flight is too dear. Why
 // not a bulk copy: those of different lanes are issued one after the other, and sm_80 has none.
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
@@ -58,6 +62,14 @@ __device__ __forceinline__ void arrivals_init(uint32_t barrier, int threads) {
 }
 __device__ __forceinline__ void arrive_with_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void arrive(uint32_t barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 state;\n"
+      "mbarrier.arrive.shared.b64 state, [%0];\n"
+      "}\n" ::"r"(barrier)
+      : "memory");
 }
 __device__ __forceinline__ void wait_arrivals(uint32_t barrier, uint32_t parity) {
   asm volatile(

@@ -37,12 +37,6 @@ __device__ __forceinline__ void publish_barriers() {
 #endif
 }
 
-__device__ __forceinline__ void arrive(uint32_t barrier) {
-#ifdef LOWBIT_TENSOR_COPIES
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
-#endif
-}
-
 // How long a line is worth keeping in L2.
 enum class Keep { kFirstOut, kLastOut };
 template <Keep Policy>

@@ -6,12 +6,17 @@ namespace lowbit::ptx {
 
 inline uint32_t shared_address(const void*) { return 0; }
 inline int block_again() { return blockIdx.x; }
+inline void keep_apart(const uint8_t*&) {}
 inline void copy_async(uint32_t to, const void* from, int bytes = 16) { emulated::copy(to, from, bytes); }
 inline void commit() { emulated::commit(); }
 template <int Pending>
 void wait_groups() {
   emulated::wait(Pending);
 }
+inline void arrivals_init(uint32_t barrier, int threads) { emulated::make_barrier(barrier, threads); }
+inline void arrive(uint32_t barrier) { emulated::arrive(barrier); }
+inline void arrive_with_copies(uint32_t barrier) { emulated::arrive_with_copies(barrier); }
+inline void wait_arrivals(uint32_t barrier, uint32_t parity) { emulated::wait_arrivals(barrier, parity); }
 inline void launch_dependents() {}
 inline void wait_for_previous_kernel() {}
 
@@ -34,6 +39,12 @@ inline void load_shared(uint32_t from, uint32_t& a, uint32_t& b, uint32_t& c, ui
 inline uint2 load_one_or_two(uint32_t from, bool two) { return {load_shared(from), two ? load_shared(from + 4) : 0}; }
 inline void load_shared(uint32_t from, float (&v)[4]) {
   for (int i = 0; i < 4; ++i) v[i] = emulated::shared<float>(from + 4 * i, i ? 4 : 16);
+}
+inline void load_shared(uint32_t from, float (&v)[2]) {
+  v[0] = emulated::shared<float>(from, 8), v[1] = emulated::shared<float>(from + 4);
+}
+inline void store_shared(uint32_t to, const float (&v)[2]) {
+  emulated::shared<float>(to, 8) = v[0], emulated::shared<float>(to + 4) = v[1];
 }
 inline void store_shared(uint32_t to, const float (&v)[4]) {
   for (int i = 0; i < 4; ++i) emulated::shared<float>(to + 4 * i, i ? 4 : 16) = v[i];

@@ -1,7 +1,8 @@
 // A block of CUDA threads on a CPU: fibers of one thread, each of which runs until it must meet others.
 //
 // Shared memory begins as NaN. Asynchronous copies are made at once, or (emulated::late) when they are waited for: what
-// reads too early fails in one of the two. A place that is no part of shared memory, or not aligned, aborts.
+// reads too early fails in one of the two. A place that is no part of shared memory, or not aligned, aborts, and so do
+// a barrier that nobody made and a block that waits forever.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -15,6 +16,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <vector>
 
 namespace emulated {
@@ -44,6 +46,14 @@ struct Meeting {
   int arrived = 0, turn = 0;
 };
 
+// A barrier that counts arrivals, with the copies that they are to come with.
+struct Barrier {
+  int threads = 0, left = 0;
+  uint32_t phase = 0;  // phases that have ended
+  std::vector<Copy> copies;
+};
+
+inline std::map<uint32_t, Barrier> barriers;  // by address
 inline std::vector<uint8_t> memory;
 inline std::vector<Fiber> fibers;
 inline ucontext_t home;
@@ -57,17 +67,20 @@ inline std::function<void()> body;
   std::exit(1);
 }
 
+// Lets the others run.
+inline void pause() {
+  const int self = current;
+  swapcontext(&fibers[self].context, &home);
+  current = self, thread_index.x = self;
+}
+
 inline void meet(Meeting& meeting, int count) {
   const int turn = meeting.turn;
   if (++meeting.arrived == count) {
     meeting.arrived = 0, ++meeting.turn;
     return;
   }
-  const int self = current;
-  while (meeting.turn == turn) {
-    swapcontext(&fibers[self].context, &home);
-    current = self, thread_index.x = self;
-  }
+  while (meeting.turn == turn) pause();
 }
 inline void meet_block() { meet(of_block, threads); }
 inline void meet_warp() { meet(of_warp[current / 32], 32); }
@@ -99,6 +112,39 @@ inline void wait(int pending) {
     for (const Copy& one : groups.front()) apply(one);
 }
 
+inline Barrier& barrier(uint32_t at) {
+  const auto found = barriers.find(at);
+  if (found == barriers.end()) fail("no barrier", at);
+  return found->second;
+}
+inline void make_barrier(uint32_t at, int count) {
+  shared<uint64_t>(at);
+  barriers[at] = {count, count, 0, {}};
+}
+inline void arrive(uint32_t at) {
+  Barrier& found = barrier(at);
+  if (--found.left == 0) found.left = found.threads, ++found.phase;
+}
+// Once all copies of this thread up to now have come.
+inline void arrive_with_copies(uint32_t at) {
+  Fiber& fiber = fibers[current];
+  if (!fiber.groups.empty()) fail("copies of a group at a barrier", at);
+  Barrier& found = barrier(at);
+  found.copies.insert(found.copies.end(), fiber.open.begin(), fiber.open.end());
+  fiber.open.clear();
+  arrive(at);
+}
+// Until the phase of this parity has ended.
+inline void wait_arrivals(uint32_t at, uint32_t parity) {
+  Barrier& found = barrier(at);
+  for (int round = 0; found.phase % 2 == parity; ++round) {
+    if (round == 1 << 20) fail("a wait without end", at);
+    pause();
+  }
+  for (const Copy& one : found.copies) apply(one);
+  found.copies.clear();
+}
+
 inline void enter() {
   body();
   fibers[current].done = true;
@@ -112,7 +158,7 @@ inline void launch(const std::function<void()>& function, int blocks, int count,
   for (int block = 0; block < blocks; ++block) {
     block_index.x = block;
     memory.assign(shared_bytes, 0xFF);
-    of_block = {};
+    of_block = {}, barriers.clear();
     std::fill(std::begin(of_warp), std::end(of_warp), Meeting{});
     for (Fiber& fiber : fibers) {
       fiber.stack.resize(1 << 16), fiber.done = false;
@@ -206,7 +252,10 @@ using std::max;
 using std::min;
 inline void __syncthreads() { emulated::meet_block(); }
 inline void __syncwarp() { emulated::meet_warp(); }
-inline int __shfl_sync(unsigned, int value, int) { return value; }  // of what is the same in all lanes
+template <class T>
+T __shfl_sync(unsigned, T value, int) {  // of what is the same in all lanes
+  return value;
+}
 inline float emulated_uint_as_float(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, 4);

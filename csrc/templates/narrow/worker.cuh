@@ -1,0 +1,219 @@
+// What a warp does with its 16 rows of a stage and up to 32 tokens: mma.sync on codes, scales on sums of a group.
+//
+// For families that bring stages through a ring. Stage: kSteps steps of 128 k of x [64 k][token][128 bytes], swizzled,
+// then codes [plane][row tile][step], then scales and zeros [row tile][group][16]. Ring: where its places, their
+// barriers and their sums of x lie (`stage`, `full`, `summed`, `empty`, `sums`), the order of places (`first`), and
+// whether sums that are there tell that all of the stage is (`kSumsLast`).
+// Problem: what load.cuh and parts.cuh need, zero_kind, zero_base, zero_factor, group_steps, group_fragments.
+#pragma once
+#include "../dequant/codebook.cuh"
+#include "../dequant/float.cuh"
+#include "../dequant/int.cuh"
+#include "../dequant/load.cuh"
+#include "../parts.cuh"
+#include "../ptx/async.cuh"
+#include "../ptx/mma.cuh"
+
+namespace lowbit::narrow {
+
+template <class Weight, class Act, class Tile, class Form, class Stage, class Ring, class Problem>
+struct Worker {
+  static constexpr bool kFine = Form::kFine, kZeros = Form::kZeros;
+  using Decoder = lowbit::Decoder<Weight, Act>;
+  using Words = typename Decoder::Words;
+  using Sum = float[Tile::kColumns][4];
+  static constexpr int kColumns = Tile::kColumns;
+  // Sums of x are needed: those of 128 k from the helpers, finer ones by a product of its own.
+  static constexpr bool kOnes = Decoder::kSubtractOffset || kZeros, kSummed = kOnes && !kFine;
+
+  static constexpr int kLoads = (kColumns + 1) / 2;  // of x of a fragment
+  using Tokens = uint32_t[kLoads][4];
+
+  const Problem& p;
+  const Ring ring;
+  const int warp, lane;
+  const Decoder decoder;
+  uint32_t own[4];  // where this lane reads x of a box: 16 bytes of a token, swizzled
+
+  // table: of a codebook, in shared memory.
+  __device__ Worker(const Problem& problem, const Ring& own_ring, uint32_t table, int own_warp, int own_lane)
+      : p(problem),
+        ring(own_ring),
+        warp(own_warp),
+        lane(own_lane),
+        decoder(make_decoder<Weight, Decoder>(table, own_lane, problem.zero_base)) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      own[i] = kColumns == 1 ? lane % 8 * 128 + ((4 * i + lane / 8) % 8 ^ lane % 8) * 16
+                             : (lane / 16 * 8 + lane % 8) * 128 + ((2 * i + lane / 8 % 2) ^ lane % 8) * 16;
+  }
+
+  // What a sum of row half h is to be multiplied by, but for the step between codes.
+  static constexpr float unit(int h) { return Decoder::kUnit / (1 << Decoder::exponent(h)); }
+
+  // x of fragment f of a step; with 8 tokens of f + 1 too.
+  __device__ __forceinline__ void load_x(uint32_t step, int f, Tokens& x) const {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i)  // 16 tokens each
+      ptx::load_matrices(x[i], step + f / 4 * Stage::kXBox + own[kColumns == 1 ? f / 2 % 2 : f % 4] + i * 2048);
+  }
+
+  static __device__ __forceinline__ void multiply(const uint32_t (&a)[4], const Tokens& x, int f, Sum& to) {
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      const int first = kColumns == 1 ? f % 2 * 2 : column % 2 * 2;
+      ptx::mma<Act>(to[column], a, x[column / 2][first], x[column / 2][first + 1]);
+    }
+  }
+
+  // Sums of x of this lane's two tokens of a column, as the helpers left them.
+  __device__ __forceinline__ void load_sums(uint32_t sums, int step, int column, float (&sum)[2]) const {
+    ptx::load_shared(sums + (step * Tile::kTokens + column * 8 + lane % 4 * 2) * 4, sum);
+  }
+
+  // Scales and zeros of this lane's rows; `group`: of a stage.
+  struct Group {
+    float2 scales, zeros;
+  };
+  __device__ __forceinline__ Group load_group(uint32_t codes, int group) const {
+    const uint32_t from = codes + Stage::kCodes + (warp * p.stage_groups + group) * group_bytes<Stage>(p);
+    return {load_pair<Stage>(p, from, lane), kZeros ? load_pair<Stage>(p, from + Stage::kScales, lane) : float2{}};
+  }
+
+  // total += scale * (sum - zero * x_sum)
+  __device__ __forceinline__ void apply(const Sum& sum, const float (&x_sum)[kColumns][2], const Group& group,
+                                        Sum& total) const {
+    const float scale[2] = {group.scales.x, group.scales.y};
+    float zero[2] = {}, shift[2] = {};
+    if constexpr (kZeros) {
+      const float2 stored = group.zeros;
+      const bool is_min = p.zero_kind == ZeroKind::kMin;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float own_zero =
+            (h ? stored.y : stored.x) * p.zero_factor * static_cast<float>(1 << Decoder::exponent(h));
+        zero[h] = is_min ? 0.0f : own_zero, shift[h] = is_min ? own_zero : 0.0f;
+      }
+    }
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int h = i / 2;
+        float value = sum[column][i];
+        if (kZeros) value = fmaf(-zero[h], x_sum[column][i % 2], value);
+        total[column][i] = fmaf(scale[h], value, total[column][i]);
+        if (kZeros) total[column][i] = fmaf(shift[h], x_sum[column][i % 2], total[column][i]);
+      }
+  }
+
+  __device__ __forceinline__ void begin(const float (&x_sum)[kColumns][2], Sum& sum) const {
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        sum[column][i] =
+            Decoder::kSubtractOffset ? x_sum[column][i % 2] * (-p.zero_base * (1 << Decoder::exponent(i / 2))) : 0.0f;
+  }
+
+  // A step of 128 k whose scales are those of one group.
+  __device__ __forceinline__ void run_step(uint32_t stage, uint32_t sums, int step, Sum& total) const {
+    const uint32_t codes = stage + Stage::kX, x_at = stage + step * 2 * Stage::kXBox;
+    Words words;
+    load_words<Stage, Tile>(codes, warp, step, lane, words);
+    const Group group = load_group(codes, step >> p.group_steps);
+    float x_sum[kColumns][2] = {};
+    if constexpr (kSummed)
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) load_sums(sums, step, column, x_sum[column]);
+    Sum sum;
+    begin(x_sum, sum);
+    Tokens x;
+#pragma unroll
+    for (int f = 0; f < 8; ++f) {
+      if (kColumns > 1 || f % 2 == 0) load_x(x_at, f, x);
+      uint32_t a[4];
+      decoder.fragment(words, f, a);
+      multiply(a, x, f, sum);
+    }
+    apply(sum, x_sum, group, total);
+  }
+
+  // The same with any groups: scales follow every fragment, which may share them with the next ones of the step.
+  __device__ __forceinline__ void run_step_fine(uint32_t stage, int step, Sum& total) const {
+    const uint32_t codes = stage + Stage::kX, x_at = stage + step * 2 * Stage::kXBox;
+    constexpr uint32_t kOne = Decoder::kOne;
+    const uint32_t one[4] = {kOne, kOne, kOne, kOne};
+    const int mask = min(1 << p.group_fragments, 8) - 1;
+    Words words;
+    load_words<Stage, Tile>(codes, warp, step, lane, words);
+    Sum sum = {}, ones = {};
+    Tokens x;
+#pragma unroll
+    for (int f = 0; f < 8; ++f) {
+      if (kColumns > 1 || f % 2 == 0) load_x(x_at, f, x);
+      uint32_t a[4];
+      decoder.fragment(words, f, a);
+      multiply(a, x, f, sum);
+      if (kOnes) multiply(one, x, f, ones);
+      if ((f & mask) != mask) continue;
+      float x_sum[kColumns][2];
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column)
+        x_sum[column][0] = ones[column][0], x_sum[column][1] = ones[column][1];
+      if (Decoder::kSubtractOffset) {
+        Sum offset;
+        begin(x_sum, offset);
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[column][i] += offset[column][i];
+      }
+      apply(sum, x_sum, load_group(codes, (step * 8 + f) >> p.group_fragments), total);
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[column][i] = ones[column][i] = 0.0f;
+    }
+  }
+
+  __device__ __forceinline__ float table_unit() const {
+    if constexpr (Weight::kCodebook) {
+      return decoder.unit();
+    } else {
+      return 1.0f;
+    }
+  }
+
+  __device__ __forceinline__ void run(const Parts& parts) const {
+    auto place = ring.first();
+#pragma unroll 1
+    for (int turn = 0; turn < parts.count; ++turn) {
+      const Part part = parts[turn];
+      Sum total = {};
+#pragma unroll 1
+      for (int at = part.begin; at < part.end; ++at, place.next()) {
+        if (!kSummed || !Ring::kSumsLast) ptx::wait_arrivals(ring.full(place.index), place.parity);
+        if (kSummed) ptx::wait_arrivals(ring.summed(place.index), place.parity);
+        const uint32_t stage = ring.stage(place.index);
+#pragma unroll
+        for (int step = 0; step < Stage::kSteps; ++step) {
+          if (Ring::kStepsApart && step > 0) __syncwarp();
+          if constexpr (kFine) {
+            run_step_fine(stage, step, total);
+          } else {
+            run_step(stage, ring.sums(place.index), step, total);
+          }
+        }
+        __syncwarp();
+        if (lane == 0) ptx::arrive(ring.empty(place.index));
+      }
+      const float unit = table_unit();
+      finish_part<Act, Tile>(p, part, blockIdx.x, 0, warp, lane, [&](int column, int i) {
+        return Weight::kCodebook ? total[column][i] * unit : total[column][i];
+      });
+    }
+  }
+};
+
+}  // namespace lowbit::narrow

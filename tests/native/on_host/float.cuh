@@ -1,0 +1,3 @@
+// In place of csrc/templates/dequant/float.cuh: no floats.
+#pragma once
+#include "templates/dequant/int.cuh"
