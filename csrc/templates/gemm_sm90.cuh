@@ -60,8 +60,8 @@ struct Bounds {
   static constexpr int kAddThreads = Tile::kWgmma ? 128 : 256;
 };
 
-template <class Weight, class Act, class Tile, class Form>
-__global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_constant__ Problem p) {
+template <class Weight, class Act, class Tile, class Form, int Maps>
+__global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_constant__ Posed<Maps> p) {
   if constexpr (kBuilt<Tile>) {
     using Worker = WorkerOf<Weight, Act, Tile, Form>;
     using Map = typename Worker::Map;
@@ -82,7 +82,9 @@ __global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_co
       }
       ptx::publish_barriers();
     }
-    if (helper == 1 && lane == 0) ptx::prefetch_map(p.codes[0]), ptx::prefetch_map(p.scales), ptx::prefetch_map(p.x);
+    if (helper == 1 && lane == 0)
+      ptx::prefetch_map(p.maps[first_plane(Form::kZeros)]), ptx::prefetch_map(p.maps[kMapOfScales]),
+          ptx::prefetch_map(p.maps[kMapOfX]);
     __syncthreads();
 
     // ---- weights: they do not depend on the kernel before
@@ -113,7 +115,7 @@ __global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_co
 
 // The kernels of a product, and what the host has to know of them.
 struct Kernels {
-  void (*multiply)(Problem);
+  const void* multiply;  // takes a Posed
   void (*add)(Problem);
   int threads, add_threads, add_blocks;  // add_blocks: of a task
   int part_bytes;
@@ -124,7 +126,7 @@ struct Kernels {
 template <class Weight, class Act, class Tile, class Form>
 inline Kernels kernels() {
   using Worker = WorkerOf<Weight, Act, Tile, Form>;
-  constexpr int kAdds = Bounds<Tile>::kAddThreads;
+  constexpr int kAdds = Bounds<Tile>::kAddThreads, kMaps = gemm_sm90::kMaps<typename Worker::Stage>;
   Kernels found{nullptr,
                 add_parts<Act, Tile, kAdds>,
                 Tile::kLarge ? kLargeThreads : 32 * (Tile::kWarps + 4),
@@ -134,29 +136,28 @@ inline Kernels kernels() {
                 {Worker::unit(0), Worker::unit(1)},
                 !Tile::kWgmma};
   if constexpr (Tile::kLarge) {
-    found.multiply = multiply_large<Weight, Act, Tile, Form>;
+    found.multiply = reinterpret_cast<const void*>(multiply_large<Weight, Act, Tile, Form, kMaps>);
   } else {
-    found.multiply = multiply<Weight, Act, Tile, Form>;
+    found.multiply = reinterpret_cast<const void*>(multiply<Weight, Act, Tile, Form, kMaps>);
   }
   return found;
 }
 
 inline int launch_kernels(const Kernels& kernels, const Traits& traits, const MatmulArgs& args, const Launch& launch,
                           Affine affine, Prepared& prepared) {
-  Problem p{};
+  Posed<kMostMaps> p{};
   if (!pose(traits, args, launch, affine, p)) return cudaErrorInvalidValue;
   for (int h = 0; h < 2; ++h) p.factor[h] = kernels.factor[h] * (kernels.scaled_later ? p.step : 1.0f);
-  const auto* function = reinterpret_cast<const void*>(kernels.multiply);
-  if (const cudaError_t error = prepare(function, kSharedAlone, launch.device, prepared)) return error;
+  if (const cudaError_t error = prepare(kernels.multiply, kSharedAlone, launch.device, prepared)) return error;
   const bool in_parts = p.deal.in_parts();
   if (in_parts)
     p.parts = static_cast<float*>(launch.scratch(launch.owner, int64_t{p.deal.sharers} * 2 * kernels.part_bytes));
   const int blocks = p.deal.workers * traits.cluster;
   if (const cudaError_t error =
-          start(kernels.multiply, p, blocks, kernels.threads, kSharedAlone, traits.cluster, launch))
+          start(kernels.multiply, &p, blocks, kernels.threads, kSharedAlone, traits.cluster, launch))
     return error;
   if (!in_parts) return cudaSuccess;
-  return start(kernels.add, p, p.deal.left() * kernels.add_blocks, kernels.add_threads, 0, 1, launch);
+  return start<Problem>(kernels.add, p, p.deal.left() * kernels.add_blocks, kernels.add_threads, 0, 1, launch);
 }
 
 // args: checked by the caller; x rows 16-byte aligned, codes in layout nvidia; m <= Tile::kTokens where a tile

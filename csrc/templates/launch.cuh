@@ -39,9 +39,9 @@ inline cudaError_t prepare(const void* function, int shared_bytes, int device, P
   return error;
 }
 
-// Launches a kernel so that it may start before its predecessor ends, where launches overlap.
-template <class Problem>
-inline cudaError_t start(void (*function)(Problem), const Problem& p, int grid, int threads, int shared_bytes,
+// Launches a kernel so that it may start before its predecessor ends, where launches overlap. problem: what it is told,
+// of the type that it takes.
+inline cudaError_t start(const void* function, const void* problem, int grid, int threads, int shared_bytes,
                          int cluster, const Launch& launch) {
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -56,7 +56,14 @@ inline cudaError_t start(void (*function)(Problem), const Problem& p, int grid, 
   config.stream = static_cast<cudaStream_t>(launch.stream);
   config.attrs = attributes;
   config.numAttrs = !launch.overlap ? 0 : cluster > 1 ? 2 : 1;  // clusters only where launches overlap
-  return cudaLaunchKernelEx(&config, function, p);
+  void* arguments[] = {const_cast<void*>(problem)};
+  return cudaLaunchKernelExC(&config, function, arguments);
+}
+
+template <class Problem>
+inline cudaError_t start(void (*function)(Problem), const Problem& p, int grid, int threads, int shared_bytes,
+                         int cluster, const Launch& launch) {
+  return start(reinterpret_cast<const void*>(function), &p, grid, threads, shared_bytes, cluster, launch);
 }
 
 }  // namespace lowbit

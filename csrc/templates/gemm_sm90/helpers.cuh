@@ -15,21 +15,22 @@ constexpr int kSummers = 3;  // warps that add up x
 // Asks for codes, scales and zeros of a stage of the row tiles from `tile` on; the barrier counts them, and
 // bytes_beside more that the caller asks for.
 template <class Stage, class Tile>
-__device__ __forceinline__ void ask_for_rows(const Problem& p, int stage, int tile, uint32_t to, uint32_t barrier,
-                                             int bytes_beside, uint64_t policy) {
+__device__ __forceinline__ void ask_for_rows(const PosedOf<Stage>& p, int stage, int tile, uint32_t to,
+                                             uint32_t barrier, int bytes_beside, uint64_t policy) {
   const int step = stage * Stage::kSteps;
   const uint32_t groups_bytes = p.stage_groups * p.group_bytes * Tile::kRowTiles;
   ptx::barrier_expect(barrier, bytes_beside + Stage::kCodes + groups_bytes * (Stage::kZeros ? 2 : 1));
 #pragma unroll
   for (int width = 8; width >= 1; width /= 2) {
     if (!(Stage::kBits & width)) continue;
-    ptx::copy_box(to, p.codes[planes::plane_index(Stage::kBits, width)], step * 32 * width, tile, barrier, policy);
+    ptx::copy_box(to, p.maps[first_plane(Stage::kZeros) + planes::plane_index(Stage::kBits, width)], step * 32 * width,
+                  tile, barrier, policy);
     to += Tile::kRowTiles * Stage::kSteps * 256 * width;
   }
   const int group = Stage::kFine ? step * 8 >> p.group_fragments : step >> p.group_steps;
   const int word = group * (Stage::kFloatScales ? p.group_bytes / 8 : 4);
-  ptx::copy_box(to, p.scales, word, tile, barrier, policy);
-  if (Stage::kZeros) ptx::copy_box(to + Stage::kScales, p.zeros, word, tile, barrier, policy);
+  ptx::copy_box(to, p.maps[kMapOfScales], word, tile, barrier, policy);
+  if (Stage::kZeros) ptx::copy_box(to + Stage::kScales, p.maps[kMapOfZeros], word, tile, barrier, policy);
 }
 
 // One thread asks for all stages of a block, one after the other.
@@ -38,14 +39,14 @@ struct Producer {
   using Stage = gemm_sm90::Stage<Weight, Tile, Form>;
   using Map = gemm_sm90::Map<Stage>;
 
-  const Problem& p;
+  const PosedOf<Stage>& p;
   const uint32_t base;
   const int count, early;  // stages
   const int worker;
   const Cursor first;
   const uint64_t once = ptx::make_policy<ptx::Keep::kFirstOut>(), again = ptx::make_policy<ptx::Keep::kLastOut>();
 
-  __device__ Producer(const Problem& problem, int own_worker, const Parts& parts, uint32_t shared)
+  __device__ Producer(const PosedOf<Stage>& problem, int own_worker, const Parts& parts, uint32_t shared)
       : p(problem),
         base(shared),
         count(parts.stages),
@@ -61,8 +62,8 @@ struct Producer {
   __device__ __forceinline__ void ask_for_x(const Cursor& at, int place) const {
 #pragma unroll
     for (int i = 0; i < 2 * Stage::kSteps; ++i)
-      ptx::copy_box(base + place * Stage::kBytes + i * Stage::kXBox, p.x, (at.stage * 2 * Stage::kSteps + i) * 64,
-                    at.token, base + Map::kFull + 8 * place, again);
+      ptx::copy_box(base + place * Stage::kBytes + i * Stage::kXBox, p.maps[kMapOfX],
+                    (at.stage * 2 * Stage::kSteps + i) * 64, at.token, base + Map::kFull + 8 * place, again);
   }
 
   // Before the kernel before has ended: weights alone.

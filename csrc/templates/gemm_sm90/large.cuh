@@ -47,12 +47,12 @@ struct Large {
   using Group = typename Decoder::Group;
   static constexpr int kEarly = 2;  // steps of weights asked for before the kernel before has ended
 
-  const Problem& p;
+  const PosedOf<Stage>& p;
   const uint32_t base;
   const int rank, worker;
   const Parts parts;
 
-  __device__ Large(const Problem& problem, uint32_t shared)
+  __device__ Large(const PosedOf<Stage>& problem, uint32_t shared)
       : p(problem),
         base(shared),
         rank(Tile::kCluster == 1 ? 0 : ptx::cluster_rank()),
@@ -71,12 +71,12 @@ struct Large {
     const uint32_t barrier = base + Map::kXFull + 8 * place;
     ptx::barrier_expect(barrier, p.tile_tokens * 128);
     if constexpr (Tile::kCluster == 1) {
-      ptx::copy_box(base + place * Map::kXBytes, p.x, (at.stage * 2 + half) * 64, at.token, barrier, again);
+      ptx::copy_box(base + place * Map::kXBytes, p.maps[kMapOfX], (at.stage * 2 + half) * 64, at.token, barrier, again);
       return;
     }
     const int own = rank * (p.tile_tokens / Tile::kCluster);
-    ptx::copy_box_to_all(base + place * Map::kXBytes + own * 128, p.x, (at.stage * 2 + half) * 64, at.token + own,
-                         barrier, 3, again);
+    ptx::copy_box_to_all(base + place * Map::kXBytes + own * 128, p.maps[kMapOfX], (at.stage * 2 + half) * 64,
+                         at.token + own, barrier, 3, again);
   }
 
   // Before the kernel before has ended: weights alone.
@@ -203,8 +203,8 @@ struct Large {
   }
 };
 
-template <class Weight, class Act, class Tile, class Form>
-__global__ void __launch_bounds__(kLargeThreads, 1) multiply_large(const __grid_constant__ Problem p) {
+template <class Weight, class Act, class Tile, class Form, int Maps>
+__global__ void __launch_bounds__(kLargeThreads, 1) multiply_large(const __grid_constant__ Posed<Maps> p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // elsewhere it is empty, and never launched (prepare)
   using Worker = Large<Weight, Act, Tile, Form>;
   using Map = typename Worker::Map;
@@ -230,7 +230,8 @@ __global__ void __launch_bounds__(kLargeThreads, 1) multiply_large(const __grid_
     ptx::publish_to_cluster();
   }
   if (warp == Tile::kWarps + 1 && lane == 0)
-    ptx::prefetch_map(p.codes[0]), ptx::prefetch_map(p.scales), ptx::prefetch_map(p.x);
+    ptx::prefetch_map(p.maps[first_plane(Form::kZeros)]), ptx::prefetch_map(p.maps[kMapOfScales]),
+        ptx::prefetch_map(p.maps[kMapOfX]);
   __syncthreads();
   ptx::cluster_arrive_early();
   const Worker work(p, base);

@@ -48,7 +48,8 @@ constexpr Traits kTraits = {Weight::kBits,  Weight::kFloat, Form::kFine,
                             Tile::kCluster, Tile::kWgmma,   Stage<Weight, Tile, Form>::kSteps};
 
 // Fills in the problem; false when a tensor is none that the copy engine can read.
-inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& launch, Affine affine, Problem& p) {
+inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& launch, Affine affine,
+                 Posed<kMostMaps>& p) {
   const layout::Packed packed(Layout::kNvidia, args.w.n, args.w.k, traits.bits);
   const uint64_t groups = groups_of(args.w), tiles = (args.w.n + 15) / 16;
   const auto box_tiles = static_cast<uint32_t>(traits.row_tiles);
@@ -67,17 +68,17 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
                       row,
                       static_cast<uint32_t>(traits.steps * 32 * width),
                       box_tiles};
-    good &=
-        describe(launch, p.codes[planes::plane_index(traits.bits, width)], kWords, CU_TENSOR_MAP_SWIZZLE_NONE, plane);
+    good &= describe(launch, p.maps[first_plane(traits.zeros) + planes::plane_index(traits.bits, width)], kWords,
+                     CU_TENSOR_MAP_SWIZZLE_NONE, plane);
   }
   p.fp32_scales = args.w.scale_type == ScaleType::kFloat32, p.group_bytes = p.fp32_scales ? 64 : 32;
   const uint64_t words = p.group_bytes / 8;
   Plane scales{
       args.w.scales, groups * words, tiles, groups * p.group_bytes, static_cast<uint32_t>(p.stage_groups * words),
       box_tiles};
-  good &= describe(launch, p.scales, kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
+  good &= describe(launch, p.maps[kMapOfScales], kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
   scales.data = args.w.zeros;
-  if (traits.zeros) good &= describe(launch, p.zeros, kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
+  if (traits.zeros) good &= describe(launch, p.maps[kMapOfZeros], kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
   p.n = static_cast<int>(args.w.n), p.m = static_cast<int>(args.x.m);
   p.token_tiles = (p.m + traits.tokens - 1) / traits.tokens;
   // Why: what lies beyond the last token comes slowly, although it is never read (docs/notes/gemm-sm90.md).
@@ -89,7 +90,7 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
                 static_cast<uint64_t>(row_stride * 2),
                 64,
                 static_cast<uint32_t>(p.tile_tokens / traits.cluster)};
-  good &= describe(launch, p.x, CU_TENSOR_MAP_DATA_TYPE_UINT16, CU_TENSOR_MAP_SWIZZLE_128B, x);
+  good &= describe(launch, p.maps[kMapOfX], CU_TENSOR_MAP_DATA_TYPE_UINT16, CU_TENSOR_MAP_SWIZZLE_128B, x);
 
   const int rows = 16 * traits.row_tiles * traits.cluster, most = launch.clusters[traits.cluster / 2];
   p.row_blocks = (p.n + rows - 1) / rows;

@@ -6,6 +6,7 @@
 
 #include "../../args.h"
 #include "../deal.cuh"
+#include "../dequant/planes.cuh"
 #include "../layout.cuh"
 
 namespace lowbit::gemm_sm90 {
@@ -79,11 +80,9 @@ struct Map {
   static_assert(kEarly <= kDepth);
 };
 
-// Everything a kernel is told; sizes are those of the unpadded problem.
+// Everything a kernel is told but where tensors lie, and all that add_parts is; sizes are those of the unpadded
+// problem.
 struct Problem {
-  CUtensorMap codes[3];  // of each plane, widest first: [row tile][8 bytes of it along k]
-  CUtensorMap scales, zeros;
-  CUtensorMap x;
   int n, m;
   int row_blocks;
   int token_tiles;      // tiles of tokens; a row block and a tile of tokens make a task
@@ -107,6 +106,25 @@ struct Problem {
   ZeroKind zero_kind;
   FloatType bias_type;
 };
+
+// The same and the tensors that the copy engine reads: x, scales, zeros if there are any, then codes of each plane,
+// widest first [row tile][8 bytes of it along k]. Why as many as there are: the driver keeps what a kernel is told for
+// every launch of a graph, and 128 bytes for each of six tensors were most of it. The host fills in kMostMaps of them;
+// a kernel sees the first ones.
+template <int Maps>
+struct Posed : Problem {
+  CUtensorMap maps[Maps];
+};
+constexpr int kMostMaps = 6;
+static_assert(sizeof(Posed<kMostMaps>) == sizeof(Posed<3>) + 3 * sizeof(CUtensorMap));
+
+constexpr int kMapOfX = 0, kMapOfScales = 1, kMapOfZeros = 2;
+__host__ __device__ constexpr int first_plane(bool zeros) { return zeros ? 3 : 2; }
+
+template <class Stage>
+constexpr int kMaps = first_plane(Stage::kZeros) + planes::plane_count(Stage::kBits);
+template <class Stage>
+using PosedOf = Posed<kMaps<Stage>>;
 
 // Which place of the ring comes next, and the phase that its barriers are in.
 template <int Depth>
