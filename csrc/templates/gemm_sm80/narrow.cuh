@@ -75,6 +75,7 @@ struct Helper {
       at.next(p, blockIdx.x);
       asked.next();
     };
+    if (stages == 0) return;
     const int fill = min(ring.depth, stages);
 #pragma unroll 1
     for (int i = 0; i < fill; ++i) ask(i >= early);
