@@ -139,24 +139,28 @@ struct Worker {
     apply(sum, x_sum, group, total);
   }
 
-  // The same with any groups: scales follow every fragment, which may share them with the next ones of the step.
+  // The same with any groups: scales follow every `Fragments` of a step, one or two, which have them in common.
+  template <int Fragments>
   __device__ __forceinline__ void run_step_fine(uint32_t stage, int step, Sum& total) const {
     const uint32_t codes = stage + Stage::kX, x_at = stage + step * 2 * Stage::kXBox;
     constexpr uint32_t kOne = Decoder::kOne;
     const uint32_t one[4] = {kOne, kOne, kOne, kOne};
-    const int mask = min(1 << p.group_fragments, 8) - 1;
     Words words;
     load_words<Stage, Tile>(codes, warp, step, lane, words);
-    Sum sum = {}, ones = {};
     Tokens x;
 #pragma unroll
-    for (int f = 0; f < 8; ++f) {
-      if (kColumns > 1 || f % 2 == 0) load_x(x_at, f, x);
-      uint32_t a[4];
-      decoder.fragment(words, f, a);
-      multiply(a, x, f, sum);
-      if (kOnes) multiply(one, x, f, ones);
-      if ((f & mask) != mask) continue;
+    for (int first = 0; first < 8; first += Fragments) {
+      const int group = Fragments == 1 ? step * 8 + first : (step * 8 + first) >> p.group_fragments;
+      const Group loaded = load_group(codes, group);
+      Sum sum = {}, ones = {};
+#pragma unroll
+      for (int f = first; f < first + Fragments; ++f) {
+        if (kColumns > 1 || f % 2 == 0) load_x(x_at, f, x);
+        uint32_t a[4];
+        decoder.fragment(words, f, a);
+        multiply(a, x, f, sum);
+        if (kOnes) multiply(one, x, f, ones);
+      }
       float x_sum[kColumns][2];
 #pragma unroll
       for (int column = 0; column < kColumns; ++column)
@@ -169,11 +173,7 @@ struct Worker {
 #pragma unroll
           for (int i = 0; i < 4; ++i) sum[column][i] += offset[column][i];
       }
-      apply(sum, x_sum, load_group(codes, (step * 8 + f) >> p.group_fragments), total);
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sum[column][i] = ones[column][i] = 0.0f;
+      apply(sum, x_sum, loaded, total);
     }
   }
 
@@ -200,7 +200,11 @@ struct Worker {
         for (int step = 0; step < Stage::kSteps; ++step) {
           if (Ring::kStepsApart && step > 0) __syncwarp();
           if constexpr (kFine) {
-            run_step_fine(stage, step, total);
+            if (p.group_fragments == 0) {
+              run_step_fine<1>(stage, step, total);
+            } else {
+              run_step_fine<2>(stage, step, total);
+            }
           } else {
             run_step(stage, ring.sums(place.index), step, total);
           }
