@@ -18,7 +18,11 @@ from tools import cuda
 NATIVE = Path(__file__).parent / "native"
 CSRC = NATIVE.parent.parent / "csrc"
 #: Headers of csrc/templates in whose place those of on_host come.
-REPLACED = {"ptx": ("async.cuh", "mma.cuh"), "dequant": ("codebook.cuh", "float.cuh", "int.cuh", "scaled.cuh"), ".": ("launch.cuh",)}
+REPLACED = {
+    "ptx": ("async.cuh", "mma.cuh"),
+    "dequant": ("codebook.cuh", "float.cuh", "int.cuh", "scaled.cuh"),
+    ".": ("launch.cuh",),
+}
 
 
 def test_products_of_every_tile_are_right(tmp_path):
