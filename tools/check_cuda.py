@@ -48,7 +48,8 @@ class Alone:
 ALONE = {
     re.compile("_ZN6lowbit6decode8resident.*KindE1E"): Alone("kSharedWhole", 512, 128),
     re.compile("_ZN6lowbit9gemm_sm8015multiply_narrow"): Alone("kSharedLarge", 640, 96),
-    re.compile("_ZN6lowbit9gemm_sm808multiply.*TileILi(48|64|96|128)E"): Alone("kSharedLarge", 256, 255),
+    re.compile("_ZN6lowbit9gemm_sm808multiply.*TileILi(32|48|64|96|128)E"): Alone("kSharedLarge", 256, 255),
+    re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi16E.*FormILb1E"): Alone("kSharedAlone", 640, 96),
     re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(8|16)E"): Alone("kSharedAlone", 640, 88),
     re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(32|48|64|96|128)E"): Alone("kSharedAlone", 384, 168),
     re.compile("_ZN6lowbit9gemm_sm9014multiply_large"): Alone("kSharedAlone", 384, 168),

@@ -49,19 +49,21 @@ constexpr bool kBuilt =
 
 // The most registers of a thread: with up to 16 tokens, what leaves room for a block of add_parts beside one of
 // multiply, which can start early then. Those of wgmma stay below theirs by as much.
-template <class Tile>
+template <class Tile, class Form>
 struct Bounds {
+  // Why more, beside smaller blocks of add_parts: with 88 kernels of fine groups spill.
+  static constexpr bool kMany = Tile::kTokens == 16 && Form::kFine;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
   static constexpr int kNarrow = 96;  // Why: with 88 one kernel spills there, n16 for 1 bit with zeros
 #else
-  static constexpr int kNarrow = 88;
+  static constexpr int kNarrow = kMany ? 96 : 88;
 #endif
   static constexpr int kRegisters = Tile::kWgmma ? 168 : kNarrow;
-  static constexpr int kAddThreads = Tile::kWgmma ? 128 : 256;
+  static constexpr int kAddThreads = Tile::kWgmma || kMany ? 128 : 256;
 };
 
 template <class Weight, class Act, class Tile, class Form, int Maps>
-__global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_constant__ Posed<Maps> p) {
+__global__ void __maxnreg__((Bounds<Tile, Form>::kRegisters)) multiply(const __grid_constant__ Posed<Maps> p) {
   if constexpr (kBuilt<Tile>) {
     using Worker = WorkerOf<Weight, Act, Tile, Form>;
     using Map = typename Worker::Map;
@@ -106,7 +108,7 @@ __global__ void __maxnreg__((Bounds<Tile>::kRegisters)) multiply(const __grid_co
       if (ptx::elect_one()) producer.go_on();
     } else if (helper > 0) {
       constexpr float kUnit = 1.0f / lowbit::Decoder<Weight, Act>::kUnit;
-      if (Worker::kSummed) add_up_x<Act, typename Worker::Stage, Tile>(parts.stages, base, helper - 1, lane, kUnit);
+      if (Worker::kSummed) add_up_x<Act, typename Worker::Stage, Tile>(p, parts.stages, base, helper - 1, lane, kUnit);
     } else {
       worker.run(parts);
     }
@@ -126,7 +128,7 @@ struct Kernels {
 template <class Weight, class Act, class Tile, class Form>
 inline Kernels kernels() {
   using Worker = WorkerOf<Weight, Act, Tile, Form>;
-  constexpr int kAdds = Bounds<Tile>::kAddThreads, kMaps = gemm_sm90::kMaps<typename Worker::Stage>;
+  constexpr int kAdds = Bounds<Tile, Form>::kAddThreads, kMaps = gemm_sm90::kMaps<typename Worker::Stage>;
   Kernels found{nullptr,
                 add_parts<Act, Tile, kAdds>,
                 Tile::kLarge ? kLargeThreads : 32 * (Tile::kWarps + 4),

@@ -19,7 +19,7 @@ _N, _K = 203, 1099
 _TOKENS = 128  # of the largest tile
 # Kernels that round the values of a weight to x's type, and with x in bfloat16 scales and zeros too: the tokens of the
 # smallest tile of them, by family. Those of a codebook are rounded by all.
-_ROUNDING = {"gemm_sm80": 48, "gemm_sm90": 32}
+_ROUNDING = {"gemm_sm80": 32, "gemm_sm90": 32}
 _ROUNDED = 2  # how many times the error of others is theirs at most
 
 

@@ -44,7 +44,7 @@ def tokens(name: str) -> int:
 
 def is_wide(name: str) -> bool:
     """Whether a kernel may round values of the weight to x's type."""
-    return tokens(name) >= (48 if family(name) == "gemm_sm80" else 32)
+    return tokens(name) >= 32
 
 
 def is_repeated(name: str) -> bool:

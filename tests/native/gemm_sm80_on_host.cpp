@@ -112,8 +112,8 @@ void run(const Case& c) {
       error = gemm_sm80::launch<Int<Bits>, Act, Tile>(args, launch, affine);
     } else {
       Prepared prepared;
-      error =
-          gemm_sm80::launch_kernels(gemm_sm80::kernels<Int<Bits>, Act, Tile, Form>(), args, launch, affine, prepared);
+      error = gemm_sm80::launch_kernels(gemm_sm80::kernels<Int<Bits>, Act, gemm_sm80::TileFor<Tile, Form>, Form>(),
+                                        args, launch, affine, prepared);
     }
     double worst = error ? 1e30 : 0;
     for (int token = 0; token < c.m; ++token)

@@ -32,7 +32,7 @@ struct Feed {
         constexpr int kAll = Tile::kRowTiles * kPieces;
         static_assert(kAll % kThreads == 0 && kThreads % kPieces == 0);
         const int tile = at.row_block * Tile::kRowTiles + thread / kPieces;
-        const bool there = step + thread % kPieces / (16 * kWidth) < p.steps;
+        [[maybe_unused]] const bool there = step + thread % kPieces / (16 * kWidth) < p.steps;
         const uint8_t* first = p.planes[planes::plane_index(kBits, kWidth)];
         const uint8_t* from = first + thread % kPieces * 16 +
                               static_cast<uint64_t>(static_cast<uint32_t>(tile * p.steps + step)) * (256 * kWidth);

@@ -1,4 +1,4 @@
-// Up to 32 tokens: 16 warps multiply a row tile each by the worker of narrow/worker.cuh; four helpers bring stages to
+// Up to 16 tokens, and 32 where groups are not fine: 16 warps multiply a row tile each by the worker of narrow/worker.cuh; four helpers bring stages to
 // the ring, each thread 16 bytes at a time, and add up x where offsets and zeros need its sums. Barriers of places
 // count who is done: copies that have come (full), sums of x (summed), warps that have read (empty).
 #pragma once
@@ -56,8 +56,8 @@ struct Helper {
       for (int i = 0; i < kUnits / kSummers; ++i) {
         const int unit = helper + i * kSummers, step = unit / Tile::kColumns, column = unit % Tile::kColumns;
         narrow::add_up_column<Act, Stage>(ring.stage(place.index) + 2 * step * Stage::kXBox + column * 1024,
-                                          ring.sums(place.index) + unit * 32, lane,
-                                          1.0f / lowbit::Decoder<Weight, Act>::kUnit);
+                                          ring.sums(place.index) + unit * (32 * narrow::kSumsOfStep<Stage>), lane,
+                                          1.0f / lowbit::Decoder<Weight, Act>::kUnit, p.group_fragments > 0);
       }
       if (lane < narrow::kSumLanes) ptx::arrive(ring.summed(place.index));
     }

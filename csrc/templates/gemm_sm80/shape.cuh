@@ -24,10 +24,10 @@ constexpr int kRowTiles = 16;  // of a block: 16 rows each
 // Tokens: columns of a tile. Up to 32 a warp multiplies one row tile, and four more warps bring stages and add up x
 // (narrow.cuh). With more, each of 8 warps multiplies two, so that one load of x from shared memory serves both, and
 // all of them bring stages; with 128 tokens they have 255 registers, for sums alone 128.
-template <int Tokens>
+template <int Tokens, bool Narrow = (Tokens <= 32)>
 struct Tile {
   static constexpr int kTokens = Tokens, kColumns = Tokens / 8;
-  static constexpr bool kNarrow = Tokens <= 32;
+  static constexpr bool kNarrow = Narrow;
   static constexpr int kRowTiles = gemm_sm80::kRowTiles, kWarpTiles = kNarrow ? 1 : 2;
   static constexpr int kWarps = kRowTiles / kWarpTiles;  // that multiply
   static constexpr int kThreads = 32 * kWarps + (kNarrow ? 128 : 0);
@@ -35,6 +35,10 @@ struct Tile {
   static constexpr int kCopiers = kThreads - kFirstCopier;
   static constexpr int kCluster = 1;  // blocks of a task
 };
+
+// The tile that a form of weights has. Why not narrow with 32 tokens and fine groups: registers run out.
+template <class Tile, class Form>
+using TileFor = gemm_sm80::Tile<Tile::kTokens, Tile::kNarrow && (Tile::kTokens < 32 || !Form::kFine)>;
 
 // What a block holds of W and x at once: a stage of some steps of 128 k.
 //
@@ -50,7 +54,7 @@ struct Stage {
   static constexpr int kStepScales = Tile::kRowTiles * 32 * (kFine ? 8 : 1);  // room for them
   static constexpr int kStepBytes = 2 * kXBox + kStepCodes + kStepScales * (kZeros ? 2 : 1);
   static constexpr int kMost = Tile::kNarrow ? 8 : 5;  // stages in a ring. Why no more: enough bytes are under way then
-  static constexpr int kStepSums = Tile::kTokens * 4;  // of x
+  static constexpr int kStepSums = Tile::kTokens * 4 * (kFine ? 8 : 1);  // of x: narrow/x_sums.cuh
   // Why two where they fit: a third of a narrow worker's instructions are those of a stage.
   static constexpr int kTwo = 2 * (2 * kStepBytes) + kMost * (3 * 8 + 2 * kStepSums) + 128;
   static constexpr int kSteps = Tile::kTokens <= 16 && kTwo <= kSharedSmall ? 2 : 1;

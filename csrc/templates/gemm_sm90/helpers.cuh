@@ -92,9 +92,10 @@ struct Producer {
   }
 };
 
-// Sums of 128 k of x, in units of 1 / Decoder::kUnit. A warp takes every third of the steps and columns of a stage.
+// Sums of x, in units of 1 / Decoder::kUnit. A warp takes every third of the steps and columns of a stage.
 template <class Act, class Stage, class Tile>
-__device__ __forceinline__ void add_up_x(int stages, uint32_t base, int summer, int lane, float unit) {
+__device__ __forceinline__ void add_up_x(const Problem& p, int stages, uint32_t base, int summer, int lane,
+                                         float unit) {
   using Map = gemm_sm90::Map<Stage>;
   Place<Map::kDepth> place;
 #pragma unroll 1
@@ -103,9 +104,10 @@ __device__ __forceinline__ void add_up_x(int stages, uint32_t base, int summer, 
 #pragma unroll 2
     for (int unit_of_stage = summer; unit_of_stage < Stage::kSteps * Tile::kColumns; unit_of_stage += kSummers) {
       const int step = unit_of_stage / Tile::kColumns, column = unit_of_stage % Tile::kColumns;
-      narrow::add_up_column<Act, Stage>(base + place.index * Stage::kBytes + 2 * step * Stage::kXBox + column * 1024,
-                                        base + Map::kSums + place.index * Stage::kSums + unit_of_stage * 32, lane,
-                                        unit);
+      narrow::add_up_column<Act, Stage>(
+          base + place.index * Stage::kBytes + 2 * step * Stage::kXBox + column * 1024,
+          base + Map::kSums + place.index * Stage::kSums + unit_of_stage * (32 * narrow::kSumsOfStep<Stage>), lane,
+          unit, p.group_fragments > 0);
     }
     if (lane < narrow::kSumLanes) ptx::arrive(base + Map::kSummed + 8 * place.index);
   }

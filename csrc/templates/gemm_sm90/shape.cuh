@@ -59,7 +59,7 @@ struct Stage {
       Tile::kWgmma ? Weight::kCodebook || (!kFine && (Weight::kFloat || kBits >= 5)) : kFine;
   static constexpr int kScales = Tile::kRowTiles * 32 * kSteps * (kFine ? 8 : kFloatScales ? 2 : 1);  // room for them
   static constexpr int kBytes = (kX + kCodes + kScales * (kZeros ? 2 : 1) + 1023) / 1024 * 1024;      // swizzles repeat
-  static constexpr int kSums = kSteps * Tile::kTokens * 4;  // of x, 128 k of a token each
+  static constexpr int kSums = kSteps * Tile::kTokens * 4 * (kFine && !Tile::kWgmma ? 8 : 1);  // of x: x_sums.cuh
   static constexpr int kTable = Weight::kCodebook ? kTableBytes : 0;
 };
 

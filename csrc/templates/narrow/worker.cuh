@@ -13,6 +13,7 @@
 #include "../parts.cuh"
 #include "../ptx/async.cuh"
 #include "../ptx/mma.cuh"
+#include "x_sums.cuh"
 
 namespace lowbit::narrow {
 
@@ -23,8 +24,7 @@ struct Worker {
   using Words = typename Decoder::Words;
   using Sum = float[Tile::kColumns][4];
   static constexpr int kColumns = Tile::kColumns;
-  // Sums of x are needed: those of 128 k from the helpers, finer ones by a product of its own.
-  static constexpr bool kOnes = Decoder::kSubtractOffset || kZeros, kSummed = kOnes && !kFine;
+  static constexpr bool kSummed = Decoder::kSubtractOffset || kZeros;  // sums of x are needed: x_sums.cuh
 
   static constexpr int kLoads = (kColumns + 1) / 2;  // of x of a fragment
   using Tokens = uint32_t[kLoads][4];
@@ -66,9 +66,9 @@ struct Worker {
     }
   }
 
-  // Sums of x of this lane's two tokens of a column, as the helpers left them.
-  __device__ __forceinline__ void load_sums(uint32_t sums, int step, int column, float (&sum)[2]) const {
-    ptx::load_shared(sums + (step * Tile::kTokens + column * 8 + lane % 4 * 2) * 4, sum);
+  // Sums of x of this lane's two tokens of a column, as the helpers left them; `place`: which of a step.
+  __device__ __forceinline__ void load_sums(uint32_t sums, int step, int column, int place, float (&sum)[2]) const {
+    ptx::load_shared(sums + ((step * kColumns + column) * kSumsOfStep<Stage> + place) * 32 + lane % 4 * 8, sum);
   }
 
   // Scales and zeros of this lane's rows; `group`: of a stage.
@@ -125,7 +125,7 @@ struct Worker {
     float x_sum[kColumns][2] = {};
     if constexpr (kSummed)
 #pragma unroll
-      for (int column = 0; column < kColumns; ++column) load_sums(sums, step, column, x_sum[column]);
+      for (int column = 0; column < kColumns; ++column) load_sums(sums, step, column, 0, x_sum[column]);
     Sum sum;
     begin(x_sum, sum);
     Tokens x;
@@ -141,10 +141,8 @@ struct Worker {
 
   // The same with any groups: scales follow every `Fragments` of a step, one or two, which have them in common.
   template <int Fragments>
-  __device__ __forceinline__ void run_step_fine(uint32_t stage, int step, Sum& total) const {
+  __device__ __forceinline__ void run_step_fine(uint32_t stage, uint32_t sums, int step, Sum& total) const {
     const uint32_t codes = stage + Stage::kX, x_at = stage + step * 2 * Stage::kXBox;
-    constexpr uint32_t kOne = Decoder::kOne;
-    const uint32_t one[4] = {kOne, kOne, kOne, kOne};
     Words words;
     load_words<Stage, Tile>(codes, warp, step, lane, words);
     Tokens x;
@@ -152,26 +150,19 @@ struct Worker {
     for (int first = 0; first < 8; first += Fragments) {
       const int group = Fragments == 1 ? step * 8 + first : (step * 8 + first) >> p.group_fragments;
       const Group loaded = load_group(codes, group);
-      Sum sum = {}, ones = {};
+      float x_sum[kColumns][2] = {};
+      if constexpr (kSummed)
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column)
+          load_sums(sums, step, column, first / Fragments, x_sum[column]);
+      Sum sum;
+      begin(x_sum, sum);
 #pragma unroll
       for (int f = first; f < first + Fragments; ++f) {
         if (kColumns > 1 || f % 2 == 0) load_x(x_at, f, x);
         uint32_t a[4];
         decoder.fragment(words, f, a);
         multiply(a, x, f, sum);
-        if (kOnes) multiply(one, x, f, ones);
-      }
-      float x_sum[kColumns][2];
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column)
-        x_sum[column][0] = ones[column][0], x_sum[column][1] = ones[column][1];
-      if (Decoder::kSubtractOffset) {
-        Sum offset;
-        begin(x_sum, offset);
-#pragma unroll
-        for (int column = 0; column < kColumns; ++column)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) sum[column][i] += offset[column][i];
       }
       apply(sum, x_sum, loaded, total);
     }
@@ -196,17 +187,20 @@ struct Worker {
         if (!kSummed || !Ring::kSumsLast) ptx::wait_arrivals(ring.full(place.index), place.parity);
         if (kSummed) ptx::wait_arrivals(ring.summed(place.index), place.parity);
         const uint32_t stage = ring.stage(place.index);
-#pragma unroll
-        for (int step = 0; step < Stage::kSteps; ++step) {
-          if (Ring::kStepsApart && step > 0) __syncwarp();
-          if constexpr (kFine) {
-            if (p.group_fragments == 0) {
-              run_step_fine<1>(stage, step, total);
-            } else {
-              run_step_fine<2>(stage, step, total);
-            }
+        const uint32_t sums = ring.sums(place.index);
+        if constexpr (kFine) {
+          if (p.group_fragments == 0) {
+#pragma unroll 1  // Why: else numbers of all steps that stay the same from stage to stage take registers
+            for (int step = 0; step < Stage::kSteps; ++step) run_step_fine<1>(stage, sums, step, total);
           } else {
-            run_step(stage, ring.sums(place.index), step, total);
+#pragma unroll 1
+            for (int step = 0; step < Stage::kSteps; ++step) run_step_fine<2>(stage, sums, step, total);
+          }
+        } else {
+#pragma unroll
+          for (int step = 0; step < Stage::kSteps; ++step) {
+            if (Ring::kStepsApart && step > 0) __syncwarp();
+            run_step(stage, sums, step, total);
           }
         }
         __syncwarp();

@@ -1,5 +1,4 @@
-// Sums of x of 128 k, which offsets and zeros of codes are taken away by: a product with ones, of which every row is
-// the sum.
+// Sums of x, which offsets and zeros of codes are taken away by: products with ones, of which every row is the sum.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -11,22 +10,41 @@ namespace lowbit::narrow {
 
 constexpr int kSumLanes = 4;  // of a warp that have sums, of two tokens each
 
-// Those of 8 tokens. x: their 128 k in a stage; to: 8 floats; both in shared memory. Sums are times `unit`.
+// How many sums of a token a step of 128 k has room for: a sum for each fragment of 16 k where groups may be that
+// short.
+template <class Stage>
+constexpr int kSumsOfStep = Stage::kFine ? 8 : 1;
+
+// Those of 8 tokens in a step, times `unit`: of 128 k; where Stage::kFine of each 16 k, or of each 32 k if `pairs`.
+// x: their 128 k in a stage; to: [sum][8 tokens] floats; both in shared memory.
 template <class Act, class Stage>
-__device__ __forceinline__ void add_up_column(uint32_t x, uint32_t to, int lane, float unit) {
+__device__ __forceinline__ void add_up_column(uint32_t x, uint32_t to, int lane, float unit, bool pairs) {
   constexpr uint32_t kOne = std::is_same<Act, __half>::value ? 0x3C003C00u : 0x3F803F80u;
   const uint32_t one[4] = {kOne, kOne, kOne, kOne};
   const uint32_t row = x + lane % 8 * 128 + ((lane / 8) ^ (lane % 8)) * 16;  // swizzled: 16 bytes of a token
   float sum[2][4] = {};
+  const auto store = [&](int place, float low, float high) {
+    if (lane < kSumLanes) ptx::store_shared(to + place * 32 + lane * 8, {unit * low, unit * high});
+  };
 #pragma unroll
   for (int i = 0; i < 4; ++i) {  // 32 k each
     uint32_t b[4];
     ptx::load_matrices(b, (row + i / 2 * Stage::kXBox) ^ (i % 2 * 64));
+    if constexpr (Stage::kFine)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sum[0][j] = sum[1][j] = 0.0f;
     ptx::mma<Act>(sum[0], one, b[0], b[1]);
     ptx::mma<Act>(sum[1], one, b[2], b[3]);
+    if constexpr (Stage::kFine) {
+      if (pairs) {
+        store(i, sum[0][0] + sum[1][0], sum[0][1] + sum[1][1]);
+      } else {
+        store(2 * i, sum[0][0], sum[0][1]);
+        store(2 * i + 1, sum[1][0], sum[1][1]);
+      }
+    }
   }
-  if (lane < kSumLanes)
-    ptx::store_shared(to + lane * 8, {unit * (sum[0][0] + sum[1][0]), unit * (sum[0][1] + sum[1][1])});
+  if constexpr (!Stage::kFine) store(0, sum[0][0] + sum[1][0], sum[0][1] + sum[1][1]);
 }
 
 }  // namespace lowbit::narrow
