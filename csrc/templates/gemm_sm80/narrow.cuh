@@ -1,6 +1,7 @@
-// Up to 16 tokens, and 32 where groups are not fine: 16 warps multiply a row tile each by the worker of narrow/worker.cuh; four helpers bring stages to
-// the ring, each thread 16 bytes at a time, and add up x where offsets and zeros need its sums. Barriers of places
-// count who is done: copies that have come (full), sums of x (summed), warps that have read (empty).
+// Up to 16 tokens, and 32 where groups are not fine: 16 warps multiply a row tile each by the worker of
+// narrow/worker.cuh; four helpers bring stages to the ring, each thread 16 bytes at a time, and add up x where offsets
+// and zeros need its sums. Barriers of places count who is done: copies that have come (full), sums of x (summed),
+// warps that have read (empty).
 #pragma once
 #include "../form.cuh"
 #include "../narrow/worker.cuh"
