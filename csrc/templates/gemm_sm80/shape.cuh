@@ -1,6 +1,7 @@
 // How family gemm_sm80 cuts its work, and where things lie in shared memory. The picture is in gemm_sm80.cuh.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "../../args.h"
 #include "../deal.cuh"
@@ -37,8 +38,8 @@ struct Tile {
 };
 
 // The tile that a form of weights has. Why not narrow with 32 tokens and fine groups: registers run out.
-template <class Tile, class Form>
-using TileFor = gemm_sm80::Tile<Tile::kTokens, Tile::kNarrow && (Tile::kTokens < 32 || !Form::kFine)>;
+template <class Wanted, class Form>
+using TileFor = std::conditional_t<Wanted::kTokens == 32 && Form::kFine, Tile<32, false>, Wanted>;
 
 // What a block holds of W and x at once: a stage of some steps of 128 k.
 //
@@ -76,7 +77,7 @@ struct Stage {
 // The ring of narrow tiles, as narrow/worker.cuh wants it: barriers, sums of x, stages.
 template <class Stage>
 struct Ring {
-  static constexpr bool kStepsApart = true;
+  static constexpr bool kApart = true;
   static constexpr bool kSumsLast = true;  // sums of x follow from all of a stage: who has seen them has seen that
 
   const uint32_t base;

@@ -139,7 +139,7 @@ struct Place {
 template <class Stage>
 struct Ring {
   using Map = gemm_sm90::Map<Stage>;
-  static constexpr bool kStepsApart = false;
+  static constexpr bool kApart = false;
   static constexpr bool kSumsLast = false;
 
   const uint32_t base;

@@ -3,7 +3,8 @@
 // For families that bring stages through a ring. Stage: kSteps steps of 128 k of x [64 k][token][128 bytes], swizzled,
 // then codes [plane][row tile][step], then scales and zeros [row tile][group][16]. Ring: where its places, their
 // barriers and their sums of x lie (`stage`, `full`, `summed`, `empty`, `sums`), the order of places (`first`), and
-// whether sums that are there tell that all of the stage is (`kSumsLast`).
+// whether sums that are there tell that all of the stage is (`kSumsLast`), and whether loads of steps and groups
+// are kept apart for want of registers (`kApart`).
 // Problem: what load.cuh and parts.cuh need, zero_kind, zero_base, zero_factor, group_steps, group_fragments.
 #pragma once
 #include "../dequant/codebook.cuh"
@@ -148,6 +149,8 @@ struct Worker {
     Tokens x;
 #pragma unroll
     for (int first = 0; first < 8; first += Fragments) {
+      // Why: else too much of other groups is loaded early, and registers run out.
+      if (Ring::kApart && kColumns > 1 && first > 0) __syncwarp();
       const int group = Fragments == 1 ? step * 8 + first : (step * 8 + first) >> p.group_fragments;
       const Group loaded = load_group(codes, group);
       float x_sum[kColumns][2] = {};
@@ -199,7 +202,7 @@ struct Worker {
         } else {
 #pragma unroll
           for (int step = 0; step < Stage::kSteps; ++step) {
-            if (Ring::kStepsApart && step > 0) __syncwarp();
+            if (Ring::kApart && step > 0) __syncwarp();
             run_step(stage, sums, step, total);
           }
         }

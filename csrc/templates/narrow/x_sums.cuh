@@ -22,29 +22,29 @@ __device__ __forceinline__ void add_up_column(uint32_t x, uint32_t to, int lane,
   constexpr uint32_t kOne = std::is_same<Act, __half>::value ? 0x3C003C00u : 0x3F803F80u;
   const uint32_t one[4] = {kOne, kOne, kOne, kOne};
   const uint32_t row = x + lane % 8 * 128 + ((lane / 8) ^ (lane % 8)) * 16;  // swizzled: 16 bytes of a token
-  float sum[2][4] = {};
-  const auto store = [&](int place, float low, float high) {
-    if (lane < kSumLanes) ptx::store_shared(to + place * 32 + lane * 8, {unit * low, unit * high});
-  };
+  constexpr int kParts = Stage::kFine ? 8 : 2;
+  float sum[kParts][4] = {};
+  // Why all products before the first store: loads of x would wait for it, and it for a product.
 #pragma unroll
   for (int i = 0; i < 4; ++i) {  // 32 k each
     uint32_t b[4];
     ptx::load_matrices(b, (row + i / 2 * Stage::kXBox) ^ (i % 2 * 64));
-    if constexpr (Stage::kFine)
+    ptx::mma<Act>(sum[2 * i % kParts], one, b[0], b[1]);
+    ptx::mma<Act>(sum[2 * i % kParts + 1], one, b[2], b[3]);
+  }
+  if (lane >= kSumLanes) return;
+  const bool all = !Stage::kFine || pairs;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) sum[0][j] = sum[1][j] = 0.0f;
-    ptx::mma<Act>(sum[0], one, b[0], b[1]);
-    ptx::mma<Act>(sum[1], one, b[2], b[3]);
-    if constexpr (Stage::kFine) {
-      if (pairs) {
-        store(i, sum[0][0] + sum[1][0], sum[0][1] + sum[1][1]);
-      } else {
-        store(2 * i, sum[0][0], sum[0][1]);
-        store(2 * i + 1, sum[1][0], sum[1][1]);
-      }
+  for (int i = 0; i < kParts / 2; ++i) {
+    const float (&low)[4] = sum[2 * i], (&high)[4] = sum[2 * i + 1];
+    const uint32_t own = to + lane * 8;
+    if (all) {
+      ptx::store_shared(own + i * 32, {unit * (low[0] + high[0]), unit * (low[1] + high[1])});
+    } else {
+      ptx::store_shared(own + 2 * i * 32, {unit * low[0], unit * low[1]});
+      ptx::store_shared(own + (2 * i + 1) * 32, {unit * high[0], unit * high[1]});
     }
   }
-  if constexpr (!Stage::kFine) store(0, sum[0][0] + sum[1][0], sum[0][1] + sum[1][1]);
 }
 
 }  // namespace lowbit::narrow
