@@ -59,8 +59,8 @@ def cases(rows: list[dict]) -> dict[str, list[Case]]:
         # Why these words: with them chance leaves out no shape for any tile.
         shapes = random.Random(f"shapes of {weight}").sample((SHAPES * len(ways))[: len(ways)], len(ways))
         for i, way in enumerate(ways):
-            # Why 5, and one more each time round: so that every kernel meets every way with some weight.
-            name = names[(i + 5 * turn + i // len(names)) % len(names)]
+            # Why 8, and one more each time round: so that every kernel meets every way with some weight.
+            name = names[(i + 8 * turn + i // len(names)) % len(names)]
             most, before = tokens(name), len(found.get(name, ()))
             ms = {1 + (7 * turn + 37 * before) % most, most} | ({1} if before % 2 else set())
             found.setdefault(name, []).append(Case(weight, shapes[i], *way, tuple(sorted(ms))))
