@@ -3,8 +3,8 @@
 // For families that bring stages through a ring. Stage: kSteps steps of 128 k of x [64 k][token][128 bytes], swizzled,
 // then codes [plane][row tile][step], then scales and zeros [row tile][group][16]. Ring: where its places, their
 // barriers and their sums of x lie (`stage`, `full`, `summed`, `empty`, `sums`), the order of places (`first`), and
-// whether sums that are there tell that all of the stage is (`kSumsLast`), and whether loads of steps and groups
-// are kept apart for want of registers (`kApart`).
+// whether sums that are there tell that all of the stage is (`kSumsLast`), and whether registers are so few that
+// loads of steps and groups are kept apart (`kApart`).
 // Problem: what load.cuh and parts.cuh need, zero_kind, zero_base, zero_factor, group_steps, group_fragments.
 #pragma once
 #include "../dequant/codebook.cuh"
@@ -29,6 +29,8 @@ struct Worker {
 
   static constexpr int kLoads = (kColumns + 1) / 2;  // of x of a fragment
   using Tokens = uint32_t[kLoads][4];
+  // Registers are: what can be found again is not kept.
+  static constexpr bool kScarce = Ring::kApart && kFine && kColumns > 1;
 
   const Problem& p;
   const Ring ring;
@@ -54,9 +56,13 @@ struct Worker {
 
   // x of fragment f of a step; with 8 tokens of f + 1 too.
   __device__ __forceinline__ void load_x(uint32_t step, int f, Tokens& x) const {
+    const uint32_t box = step + f / 4 * Stage::kXBox;
+    // Stages begin at multiples of 128.
+    const uint32_t row = kColumns == 1 ? box + own[f / 2 % 2]
+                         : kScarce     ? (box + own[0]) ^ (f % 4 * 32)
+                                       : box + own[f % 4];
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i)  // 16 tokens each
-      ptx::load_matrices(x[i], step + f / 4 * Stage::kXBox + own[kColumns == 1 ? f / 2 % 2 : f % 4] + i * 2048);
+    for (int i = 0; i < kLoads; ++i) ptx::load_matrices(x[i], row + i * 2048);  // 16 tokens each
   }
 
   static __device__ __forceinline__ void multiply(const uint32_t (&a)[4], const Tokens& x, int f, Sum& to) {
@@ -150,7 +156,7 @@ struct Worker {
 #pragma unroll
     for (int first = 0; first < 8; first += Fragments) {
       // Why: else too much of other groups is loaded early, and registers run out.
-      if (Ring::kApart && kColumns > 1 && first > 0) __syncwarp();
+      if (kScarce && first > 0) __syncwarp();
       const int group = Fragments == 1 ? step * 8 + first : (step * 8 + first) >> p.group_fragments;
       const Group loaded = load_group(codes, group);
       float x_sum[kColumns][2] = {};
@@ -183,7 +189,7 @@ struct Worker {
     auto place = ring.first();
 #pragma unroll 1
     for (int turn = 0; turn < parts.count; ++turn) {
-      const Part part = parts[turn];
+      const Part part = kScarce ? Parts(p.deal, ptx::block_again())[turn] : parts[turn];
       Sum total = {};
 #pragma unroll 1
       for (int at = part.begin; at < part.end; ++at, place.next()) {
