@@ -77,7 +77,8 @@ def families() -> tuple[Family, ...]:
         Family(
             name="gemm_sm80",
             device="cuda",
-            variants=token_tiles(8, 16, 32, 48, 64, 96, 128, archs=r"(?!90a).*"),  # gemm_sm90 is faster there
+            variants=token_tiles(8, 16, 32, 64, 128, archs=r"(?!90a).*")  # gemm_sm90 is faster there
+            + token_tiles(48, 96, archs=r"(?!90a).*", weights=r"u?int\d"),  # why not for all: a wheel's size
             args="MatmulArgs",
             template=("templates/gemm_sm80.cuh",),
             unit_per_type=True,
@@ -85,9 +86,8 @@ def families() -> tuple[Family, ...]:
         Family(
             name="gemm_sm90",
             device="cuda",
-            # The copy engine is there from 9.0 to 11.x, wgmma in 90a alone.
-            variants=token_tiles(8, 16, archs=r"(9|10|11)\d[af]?")
-            + token_tiles(32, 64, 128, 256, archs="90a")
+            variants=token_tiles(8, 16, archs=r"(9|10|11)\d[af]?")  # the copy engine is there
+            + token_tiles(32, 64, 128, 256, archs="90a")  # and wgmma
             # Why not for all: they gain a tenth, and all of a build is to take less than ten minutes.
             + token_tiles(48, 96, 144, 160, 192, 208, archs="90a", weights=r"u?int\d", fine=False),
             args="MatmulArgs",
