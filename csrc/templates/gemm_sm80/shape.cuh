@@ -58,7 +58,8 @@ struct Stage {
   static constexpr int kStepSums = Tile::kTokens * 4 * (kFine ? 8 : 1);  // of x: narrow/x_sums.cuh
   // Why two where they fit: a third of a narrow worker's instructions are those of a stage.
   static constexpr int kTwo = 2 * (2 * kStepBytes) + kMost * (3 * 8 + 2 * kStepSums) + 128;
-  static constexpr int kSteps = Tile::kTokens <= 16 && kTwo <= kSharedSmall ? 2 : 1;
+  static constexpr bool kScarce = kFine && Tile::kTokens == 16 && kBits <= 3;  // registers: 12.0 would spill
+  static constexpr int kSteps = Tile::kTokens <= 16 && kTwo <= kSharedSmall && !kScarce ? 2 : 1;
   static constexpr int kX = 2 * kXBox * kSteps, kCodes = kStepCodes * kSteps, kScales = kStepScales * kSteps;
   static constexpr int kBytes = kStepBytes * kSteps, kSums = kStepSums * kSteps;
   static_assert(kBytes % 128 == 0);                                                              // swizzles repeat

@@ -30,7 +30,7 @@ struct Worker {
   static constexpr int kLoads = (kColumns + 1) / 2;  // of x of a fragment
   using Tokens = uint32_t[kLoads][4];
   // Registers are: what can be found again is not kept.
-  static constexpr bool kScarce = Ring::kApart && kFine && kColumns > 1;
+  static constexpr bool kScarce = Ring::kApart && (kFine || kZeros) && kColumns == 2;
 
   const Problem& p;
   const Ring ring;
