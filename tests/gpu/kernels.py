@@ -47,11 +47,6 @@ def is_wide(name: str) -> bool:
     return tokens(name) >= 32
 
 
-def is_repeated(name: str) -> bool:
-    """Whether a kernel repeats its tile for more rows of x than that has."""
-    return family(name) == "gemm_sm80" or (family(name) == "gemm_sm90" and tokens(name) >= 32)
-
-
 def scales_values(name: str, pw: lowbit.PackedWeight) -> bool:
     """Whether a kernel applies scales to values of a weight: wide ones do, but those of gemm_sm90 with groups of at
     least 128 and without zeros, or with whole ones.
