@@ -15,8 +15,10 @@ CSRC = HERE.parent.parent / "csrc"
 BUILD = HERE.parent.parent / "build" / "tests"
 
 
-def load(name: str):
-    """The module, compiled when its source or a header has changed. Skips the test without pybind11 or a compiler."""
+def load(name: str, *folders: Path):
+    """The module, compiled when its source or a header has changed. Skips the test without pybind11 or a compiler.
+
+    folders: of headers that are not lowbit's."""
     import pytest
 
     pybind11 = pytest.importorskip("pybind11", reason="the test modules over the C++ headers need pybind11")
@@ -25,7 +27,9 @@ def load(name: str):
         pytest.skip("the test modules over the C++ headers need a C++ compiler")
     source = HERE / f"{name}.cpp"
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden"]
+    flags += ["-Wno-unknown-pragmas"]  # CUDA's `unroll`
     includes = [f"-I{CSRC}", f"-isystem{pybind11.get_include()}", f"-isystem{sysconfig.get_path('include')}"]
+    includes += [f"-isystem{folder}" for folder in folders]
     digest = hashlib.sha256(" ".join([compiler, *flags, *includes]).encode())
     headers = [*(CSRC / "templates").rglob("*"), *(CSRC / "cuda").glob("*.h")]
     for path in [source, *sorted(p for p in headers if p.is_file())]:
