@@ -9,23 +9,30 @@
 namespace lowbit {
 namespace planes {
 
-// One word whose bytes hold the codes of (f, h) with the sign at bit 7; bits below the code are anything.
+// Words whose bytes hold, of (f, h), the sign at bit 7 and the magnitude below it; bits below the code are anything.
+// Where a plane of 1 bit holds the sign alone it is never put together with the others.
+struct Signed {
+  uint32_t sign, magnitude;
+};
+
 template <int Bits>
-__device__ __forceinline__ uint32_t left_aligned(const Words<Bits>& from, int f, int h) {
+__device__ __forceinline__ Signed left_aligned(const Words<Bits>& from, int f, int h) {
   using Source = Words<Bits>;
   const int u = 2 * f + h;
-  uint32_t word = 0;
-  int top = 8;  // lowest bit of the byte that is filled yet
+  constexpr bool kApart = Bits % 2 == 1;
+  Signed words{kApart ? shifted(from.of(1, u), 7 - Source::bit(1, u)) : 0, 0};
+  int top = kApart ? 7 : 8;  // lowest bit of the byte that is filled yet
   uint32_t filled = 0;
 #pragma unroll
-  for (int width = 1; width <= 8; width *= 2) {
+  for (int width = 2; width <= 8; width *= 2) {
     if (!(Bits & width)) continue;
     top -= width;
     const uint32_t field = shifted(from.of(width, u), top - Source::bit(width, u));
-    word = filled ? select(word, field, bytes(filled)) : field;
+    words.magnitude = filled ? select(words.magnitude, field, bytes(filled)) : field;
     filled |= ((1u << width) - 1) << top;
   }
-  return word;
+  if (!kApart) words.sign = words.magnitude;
+  return words;
 }
 
 // The registers of fragment f, for a type whose lowest exponent bit is bit `ExponentBit` of 16.
@@ -35,13 +42,13 @@ __device__ __forceinline__ void float_fragment(const Words<1 + Exponent + Mantis
   constexpr int kTop = ExponentBit + Exponent - 1;  // where the highest bit of the magnitude goes
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const uint32_t word = left_aligned(from, f, h);
-    if constexpr (kTop == 14) {
-      a[h] = (word << 8) & halves(0x8000u | kMagnitude);
-      a[2 + h] = word & halves(0x8000u | kMagnitude);
+    const auto [sign, magnitude] = left_aligned(from, f, h);
+    if constexpr (kTop == 14 && (Exponent + Mantissa) % 2 == 1) {
+      a[h] = (sign << 8) & halves(0x8000u | kMagnitude);
+      a[2 + h] = sign & halves(0x8000u | kMagnitude);
     } else {
-      a[h] = (shifted(word, kTop - 6) & halves(kMagnitude)) | ((word << 8) & halves(0x8000u));
-      a[2 + h] = (shifted(word, kTop - 14) & halves(kMagnitude)) | (word & halves(0x8000u));
+      a[h] = (shifted(magnitude, kTop - 6) & halves(kMagnitude)) | ((sign << 8) & halves(0x8000u));
+      a[2 + h] = (shifted(magnitude, kTop - 14) & halves(kMagnitude)) | (sign & halves(0x8000u));
     }
   }
 }
