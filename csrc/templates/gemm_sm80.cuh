@@ -174,7 +174,8 @@ inline bool pose(const Kernels& kernels, const MatmulArgs& args, const Launch& l
   p.bias = args.y.bias, p.bias_type = args.y.bias_type, p.row_scales = args.w.row_scales;
   p.step = kernels.is_float ? 1.0f : affine.step;
   p.zero_base = kernels.is_float ? 0.0f : affine.offset / affine.step;
-  p.zero_factor = 1.0f / p.step;
+  const bool is_min = args.w.zero_kind == ZeroKind::kMin;
+  p.zero_on_code = is_min ? 0.0f : 1.0f / p.step, p.zero_on_value = is_min ? 1.0f / p.step : 0.0f;
   for (int h = 0; h < 2; ++h) p.factor[h] = kernels.factor[h] * (kernels.narrow ? p.step : 1.0f);
   p.bf16_scales = args.w.scale_type == ScaleType::kBFloat16;
   p.zero_kind = args.w.zero_kind;

@@ -129,8 +129,9 @@ struct Problem {
   const float* row_scales;
   int64_t y_stride;       // elements
   float step, zero_base;  // value = step * (code - zero_base)
-  float zero_factor;      // 1 / step
-  float factor[2];        // of a finished sum, by row half
+  // Of a stored zero: what it takes from codes, what it adds to scaled values; one of them is 0.
+  float zero_on_code, zero_on_value;
+  float factor[2];  // of a finished sum, by row half
   bool bf16_scales;
   ZeroKind zero_kind;
   FloatType bias_type;

@@ -5,7 +5,7 @@
 // barriers and their sums of x lie (`stage`, `full`, `summed`, `empty`, `sums`), the order of places (`first`), and
 // whether sums that are there tell that all of the stage is (`kSumsLast`), and whether registers are so few that
 // loads of steps and groups are kept apart (`kApart`).
-// Problem: what load.cuh and parts.cuh need, zero_kind, zero_base, zero_factor, group_steps, group_fragments.
+// Problem: what load.cuh and parts.cuh need, zero_base, zero_on_code, zero_on_value, group_steps, group_fragments.
 #pragma once
 #include "../dequant/codebook.cuh"
 #include "../dequant/float.cuh"
@@ -31,6 +31,16 @@ struct Worker {
   using Tokens = uint32_t[kLoads][4];
   // Registers are: what can be found again is not kept.
   static constexpr bool kScarce = Ring::kApart && (kFine || kZeros) && kColumns == 2;
+  // Where some are left, though, addresses are not found anew in every stage.
+  static constexpr bool kKeepLane = Ring::kApart && kColumns <= 2 && !kScarce;
+  static constexpr bool kKeepOwn = Ring::kApart && kColumns == 1;
+
+  // Why a shuffle: the compiler can't find again what came through one.
+  template <bool Keep>
+  static __device__ __forceinline__ int kept(int number) {
+    if constexpr (!Keep) return number;
+    return __shfl_sync(~0u, number, threadIdx.x % 32);
+  }
 
   const Problem& p;
   const Ring ring;
@@ -43,12 +53,14 @@ struct Worker {
       : p(problem),
         ring(own_ring),
         warp(own_warp),
-        lane(own_lane),
+        lane(kept<kKeepLane>(own_lane)),
         decoder(make_decoder<Weight, Decoder>(table, own_lane, problem.zero_base)) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      own[i] = kColumns == 1 ? lane % 8 * 128 + ((4 * i + lane / 8) % 8 ^ lane % 8) * 16
-                             : (lane / 16 * 8 + lane % 8) * 128 + ((2 * i + lane / 8 % 2) ^ lane % 8) * 16;
+    for (int i = 0; i < 4; ++i) {
+      const int at = kColumns == 1 ? lane % 8 * 128 + ((4 * i + lane / 8) % 8 ^ lane % 8) * 16
+                                   : (lane / 16 * 8 + lane % 8) * 128 + ((2 * i + lane / 8 % 2) ^ lane % 8) * 16;
+      own[i] = kept<kKeepOwn>(at);
+    }
   }
 
   // What a sum of row half h is to be multiplied by, but for the step between codes.
@@ -78,49 +90,50 @@ struct Worker {
     ptx::load_shared(sums + ((step * kColumns + column) * kSumsOfStep<Stage> + place) * 32 + lane % 4 * 8, sum);
   }
 
-  // Scales and zeros of this lane's rows; `group`: of a stage.
+  // Scales of this lane's rows and, with zeros, what sums of x are worth beside: total += scale * sum + on_x * x_sum.
   struct Group {
-    float2 scales, zeros;
+    float scale[2], on_x[2];
   };
+
+  // group: of a stage.
   __device__ __forceinline__ Group load_group(uint32_t codes, int group) const {
     const uint32_t from = codes + Stage::kCodes + (warp * p.stage_groups + group) * group_bytes<Stage>(p);
-    return {load_pair<Stage>(p, from, lane), kZeros ? load_pair<Stage>(p, from + Stage::kScales, lane) : float2{}};
-  }
-
-  // total += scale * (sum - zero * x_sum)
-  __device__ __forceinline__ void apply(const Sum& sum, const float (&x_sum)[kColumns][2], const Group& group,
-                                        Sum& total) const {
-    const float scale[2] = {group.scales.x, group.scales.y};
-    float zero[2] = {}, shift[2] = {};
+    const float2 scales = load_pair<Stage>(p, from, lane);
+    Group loaded{{scales.x, scales.y}, {}};
     if constexpr (kZeros) {
-      const float2 stored = group.zeros;
-      const bool is_min = p.zero_kind == ZeroKind::kMin;
+      const float2 zeros = load_pair<Stage>(p, from + Stage::kScales, lane);
+      const float base = Decoder::kSubtractOffset ? p.zero_base : 0.0f;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float own_zero =
-            (h ? stored.y : stored.x) * p.zero_factor * static_cast<float>(1 << Decoder::exponent(h));
-        zero[h] = is_min ? 0.0f : own_zero, shift[h] = is_min ? own_zero : 0.0f;
+        const float zero = h ? zeros.y : zeros.x;
+        // Why both factors, of which one is 0: a choice would take twice the instructions.
+        loaded.on_x[h] = static_cast<float>(1 << Decoder::exponent(h)) *
+                         fmaf(-loaded.scale[h], fmaf(zero, p.zero_on_code, base), zero * p.zero_on_value);
       }
     }
+    return loaded;
+  }
+
+  __device__ __forceinline__ void apply(const Sum& sum, const float (&x_sum)[kColumns][2], const Group& group,
+                                        Sum& total) const {
 #pragma unroll
     for (int column = 0; column < kColumns; ++column)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int h = i / 2;
-        float value = sum[column][i];
-        if (kZeros) value = fmaf(-zero[h], x_sum[column][i % 2], value);
-        total[column][i] = fmaf(scale[h], value, total[column][i]);
-        if (kZeros) total[column][i] = fmaf(shift[h], x_sum[column][i % 2], total[column][i]);
+        total[column][i] = fmaf(group.scale[i / 2], sum[column][i], total[column][i]);
+        if (kZeros) total[column][i] = fmaf(group.on_x[i / 2], x_sum[column][i % 2], total[column][i]);
       }
   }
 
+  // Sums begin with what the offset of all codes takes away; with zeros `apply` does that.
   __device__ __forceinline__ void begin(const float (&x_sum)[kColumns][2], Sum& sum) const {
 #pragma unroll
     for (int column = 0; column < kColumns; ++column)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        sum[column][i] =
-            Decoder::kSubtractOffset ? x_sum[column][i % 2] * (-p.zero_base * (1 << Decoder::exponent(i / 2))) : 0.0f;
+        sum[column][i] = Decoder::kSubtractOffset && !kZeros
+                             ? x_sum[column][i % 2] * (-p.zero_base * (1 << Decoder::exponent(i / 2)))
+                             : 0.0f;
   }
 
   // A step of 128 k whose scales are those of one group.
@@ -138,6 +151,8 @@ struct Worker {
     Tokens x;
 #pragma unroll
     for (int f = 0; f < 8; ++f) {
+      // Why: else x of too many fragments is loaded early, and registers run out.
+      if (Ring::kApart && kColumns == 4 && f == 4) __syncwarp();
       if (kColumns > 1 || f % 2 == 0) load_x(x_at, f, x);
       uint32_t a[4];
       decoder.fragment(words, f, a);
@@ -189,7 +204,7 @@ struct Worker {
     auto place = ring.first();
 #pragma unroll 1
     for (int turn = 0; turn < parts.count; ++turn) {
-      const Part part = kScarce ? Parts(p.deal, ptx::block_again())[turn] : parts[turn];
+      const Part part = Ring::kApart && kColumns == 2 ? Parts(p.deal, ptx::block_again())[turn] : parts[turn];
       Sum total = {};
 #pragma unroll 1
       for (int at = part.begin; at < part.end; ++at, place.next()) {
