@@ -87,7 +87,8 @@ inline Problem pose(const MatmulArgs& args, Affine affine, int bits, bool is_flo
   p.groups = static_cast<int>(groups_of(args.w));
   p.step = is_float ? 1.0f : affine.step;
   p.zero_base = is_float ? 0.0f : affine.offset / affine.step;
-  p.zero_factor = 1.0f / p.step;
+  const bool is_min = args.w.zero_kind == ZeroKind::kMin;
+  p.zero_on_code = is_min ? 0.0f : 1.0f / p.step, p.zero_on_value = is_min ? 1.0f / p.step : 0.0f;
   p.bf16_scales = args.w.scale_type == ScaleType::kBFloat16;
   p.zero_kind = args.w.zero_kind;
   p.bias_type = args.y.bias_type;

@@ -23,6 +23,7 @@ struct ByteWorker {
   static constexpr int kBits = Weight::kBits, kTokens = Tile::kTokens, kRows = Ring::kRows;
   static constexpr int kPhases = 4 / kTokens;  // steps in a product
   using Parts = bytes::Parts<kBits, true>;
+  static constexpr bool kMerged = bytes::kMerged<kBits>;
 
   // What it hands in: items of kFloats, kItems a tile.
   static constexpr int kFloats = 2, kItems = 8 * kTokens;
@@ -41,7 +42,7 @@ struct ByteWorker {
 
   template <class Between>
   static __device__ __forceinline__ void bring_x(const Position& at, uint32_t x, uint32_t table, Between between) {
-    bring_digits<Act, Tile>(at, x, table, between);
+    bring_digits<Act, Tile, kMerged>(at, x, table, between);
   }
 
   __device__ __forceinline__ void clear_sums() {
@@ -92,12 +93,14 @@ struct ByteWorker {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) load_words<Ring::kSteps>(stage + r * Ring::kTileBytes, step, at.lane, words[r]);
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+    for (int i = 0; i < 2; ++i)
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        uint32_t a[4];
-        bytes::fragments<kBits>(words[r], i, a);
-        ptx::mma_bytes(sums[r][0], a, digits[2 * i], digits[2 * i + 1]);
+        uint32_t even[4], odd[4];
+        bytes::fragments<kBits, false>(words[r], i, even);
+        ptx::mma_bytes(sums[r][1], even, digits[4 * i], digits[4 * i + 1]);
+        bytes::fragments<kBits, true>(words[r], i, odd);
+        ptx::mma_bytes(sums[r][0], odd, digits[4 * i + 2], digits[4 * i + 3]);
       }
   }
 
@@ -106,7 +109,7 @@ struct ByteWorker {
     uint32_t digits[8];
     ptx::load_shared(row, digits[0], digits[1], digits[2], digits[3]);
     ptx::load_shared(row + 128, digits[4], digits[5], digits[6], digits[7]);
-    if constexpr (bytes::kMerged<kBits>) {
+    if constexpr (kMerged) {
       multiply_merged(stage, in_stage, digits);
     } else {
       multiply<8, 0>(stage, in_stage, digits);
@@ -131,21 +134,25 @@ struct ByteWorker {
       for (int h = 0; h < 2; ++h) {
         constexpr float kOne[2] = {static_cast<float>(1 << Parts::bit(0, 0)),
                                    static_cast<float>(1 << Parts::bit(0, 1))};
-        const float scale = h ? pair.y : pair.x, own_zero = (h ? stored.y : stored.x) * p.zero_factor;
-        float zero = p.zero_base, shift = 0.0f;
-        if (Zeros) {
-          zero += p.zero_kind == ZeroKind::kZero ? own_zero : 0.0f;
-          shift = p.zero_kind == ZeroKind::kMin ? own_zero : 0.0f;
-        }
+        const float scale = h ? pair.y : pair.x, own_zero = h ? stored.y : stored.x;
+        // Why both factors, of which one is 0: a choice would take twice the instructions.
+        const float zero = Zeros ? fmaf(own_zero, p.zero_on_code, p.zero_base) : p.zero_base;
         const auto value_of = [&](int part) {
-          return static_cast<float>(sums[r][part][2 * h] + 256 * sums[r][part][2 * h + 1]);
+          int digits[2];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            digits[i] = sums[r][part][2 * h + i];
+            if (kMerged) digits[i] += static_cast<int>(Parts::factor(1, h)) * sums[r][1][2 * h + i];
+          }
+          return static_cast<float>(digits[0] + 256 * digits[1]);
         };
         float value = value_of(0);
 #pragma unroll
-        for (int part = 1; part < Parts::kCount; ++part) value = fmaf(value_of(part), Parts::factor(part, h), value);
+        for (int part = 1; part < (kMerged ? 1 : Parts::kCount); ++part)
+          value = fmaf(value_of(part), Parts::factor(part, h), value);
         value = fmaf(-zero * kOne[h], x_sum, value);
         total[r][h] = fmaf(scale * unit, value, total[r][h]);
-        if (Zeros) total[r][h] = fmaf(shift * kOne[h] * unit, x_sum, total[r][h]);
+        if (Zeros) total[r][h] = fmaf(own_zero * (p.zero_on_value * kOne[h]) * unit, x_sum, total[r][h]);
       }
     }
     clear_sums();

@@ -6,7 +6,8 @@
 // 2^-16 of that one, less than its own rounding. Infinity and NaN make the exponent one, and with it every sum they are
 // part of.
 //
-//   x       [step][token][kRowBytes]: digits, 0 beyond k; [64 k][low, high][t][4 fragments][k 2t, 2t+8, 2t+1, 2t+9]
+//   x       [step][token][kRowBytes]: digits, 0 beyond k; [64 k][low, high][t][4 fragments][k 2t, 2t+8, 2t+1, 2t+9],
+//           fragments in order or, where EvenFirst, as 0, 2, 1, 3
 //   table   [step][Tile::kTokens] pairs of floats: 2^e, and the sum of 256 * high + low
 #pragma once
 #include <type_traits>
@@ -76,7 +77,7 @@ __device__ __forceinline__ void load_x_pairs(const uint8_t* from, int k, int end
 
 // All threads of the block bring x to `x` and its exponents and sums to `table`; the caller synchronizes.
 // between() is called once, while the first of x is on its way.
-template <class Act, class Tile, class Between>
+template <class Act, class Tile, bool EvenFirst, class Between>
 __device__ __forceinline__ void bring_digits(const Position& at, uint32_t x, uint32_t table, Between between) {
   const Problem& p = at.p;
   const int first = at.block_step(at.rank), rows = (at.block_step(at.rank + 1) - first) * p.m;
@@ -86,7 +87,7 @@ __device__ __forceinline__ void bring_digits(const Position& at, uint32_t x, uin
   };
   // Eight lanes bring a row of 128 k, a fragment each.
   constexpr int kBatch = 2, kRows = Tile::kThreads / 8;
-  const int f = at.lane % 8;
+  const int f = at.lane % 8, place = EvenFirst ? f % 2 * 2 + f / 2 % 2 : f % 4;
   if (at.warp * 4 >= rows) between();
 #pragma unroll 1
   for (int warp_start = at.warp * 4; warp_start < rows; warp_start += kBatch * kRows) {
@@ -121,7 +122,7 @@ __device__ __forceinline__ void bring_digits(const Position& at, uint32_t x, uin
     for (int i = 0; i < kBatch; ++i) {
       const int row = start + i * kRows;
       if (row >= rows) continue;
-      const uint32_t to = x + row * kRowBytes + f / 4 * 128 + f % 4 * 4;
+      const uint32_t to = x + row * kRowBytes + f / 4 * 128 + place * 4;
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
         ptx::store_shared(to + t * 16, low[i][t]);

@@ -55,7 +55,8 @@ struct Problem {
   int x_bytes, table_bytes;    // of a block's x; of what is known of each of its tokens and steps
   int meeting_bytes;           // of a pass
   float step, zero_base;       // value = step * (code - zero_base)
-  float zero_factor;           // 1 / step
+  // Of a stored zero: what it takes from codes, what it adds to scaled values; one of them is 0.
+  float zero_on_code, zero_on_value;
   bool bf16_scales;
   ZeroKind zero_kind;
   FloatType bias_type;
