@@ -57,14 +57,15 @@ def test_integers_are_whole_codes_with_nothing_beside_them(fragments, bits):
     np.testing.assert_array_equal(found, operand(codes).astype(np.uint32) << lowest)
 
 
-def test_codes_of_3_bits_are_whole_bytes(fragments):
+@pytest.mark.parametrize("odd", [0, 1])
+def test_codes_of_3_bits_are_whole_bytes(fragments, odd):
     codes, memory = packed(3, 33)
-    found = fragments.bytes3(memory, N)  # registers: fragment 2i or 2i + 1, row half
+    found = fragments.bytes3(memory, N, odd)  # [..., two fragments of four, registers]
     bytes_found = found[..., None] >> np.arange(0, 32, 8, dtype=np.uint32) & 0xFF
-    # Of mma's registers of a fragment, [c, h][j]: here a byte each, [j, c].
-    expected = operand(codes).reshape(N // 16, 32, K // 32, 2, 2, 2, 2)  # ..., f, c, h, j
+    # Of mma's registers of a fragment, [c, h][j], these are bytes: registers [f, h], and in each of them [j, c].
+    expected = operand(codes).reshape(N // 16, 32, 2, 2, 2, 2, 2, 2)[:, :, :, :, odd]  # 4 fragments, [f][odd]
     expected = expected.transpose(0, 1, 2, 3, 5, 6, 4).reshape(bytes_found.shape)
-    np.testing.assert_array_equal(bytes_found, expected)
+    np.testing.assert_array_equal(bytes_found, expected.astype(np.uint32) << (4 * odd))
 
 
 @pytest.mark.parametrize("act", ["fp16", "bf16"])

@@ -79,8 +79,9 @@ PYBIND11_MODULE(fragments, m) {
   define_float<1, 1>(m), define_float<2, 1>(m), define_float<2, 2>(m), define_float<3, 1>(m);
   define_float<2, 3>(m), define_float<3, 2>(m), define_float<3, 3>(m), define_float<4, 2>(m);
   define_float<4, 3>(m), define_float<5, 2>(m);
-  // Of fragments 2i and 2i + 1, a byte each.
-  m.def("bytes3", [](const Bytes& packed, int64_t n) {
-    return registers<3, 4>(packed, n, [](const auto& words, int i, auto& a) { bytes::fragments<3>(words, i, a); });
+  m.def("bytes3", [](const Bytes& packed, int64_t n, bool odd) {
+    return registers<3, 2>(packed, n, [odd](const auto& words, int i, auto& a) {
+      odd ? bytes::fragments<3, true>(words, i, a) : bytes::fragments<3, false>(words, i, a);
+    });
   });
 }
