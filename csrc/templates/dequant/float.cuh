@@ -28,7 +28,7 @@ __device__ __forceinline__ Signed left_aligned(const Words<Bits>& from, int f, i
     if (!(Bits & width)) continue;
     top -= width;
     const uint32_t field = shifted(from.of(width, u), top - Source::bit(width, u));
-    words.magnitude = filled ? select(words.magnitude, field, bytes(filled)) : field;
+    words.magnitude = filled ? ptx::select(words.magnitude, field, bytes(filled)) : field;
     filled |= ((1u << width) - 1) << top;
   }
   if (!kApart) words.sign = words.magnitude;
@@ -88,8 +88,7 @@ struct Decoder<Float<Exponent, Mantissa>, __nv_bfloat16> : ValueDecoder {
   __device__ __forceinline__ void fragment(const Words& from, int f, uint32_t (&a)[4]) const {
     bits(from, f, a);
 #pragma unroll
-    for (int r = 0; r < 4; ++r)
-      asm("fma.rn.bf16x2 %0, %0, %1, %2;\n" : "+r"(a[r]) : "r"(kFactor), "r"(0x80008000u));  // times, plus -0
+    for (int r = 0; r < 4; ++r) a[r] = ptx::multiply_add<__nv_bfloat16>(a[r], kFactor, ptx::kMinusZeros);
   }
 };
 

@@ -47,15 +47,15 @@ struct Codes {
       const int even = u - f % 2 * 2;
       const uint32_t low = shifted(from.of(2, u), -2 * h);
       const uint32_t high = shifted(from.of(1, u), 2 - Source::bit(1, even));
-      return select(low, high, bytes(0x33)) >> f % 2 * 4;
+      return ptx::select(low, high, bytes(0x33)) >> f % 2 * 4;
     } else if constexpr (Bits == 5) {
-      return select(shifted(from.of(4, u), -4 * h), shifted(from.of(1, u), 4 - Source::bit(1, u)), bytes(0x0F));
+      return ptx::select(shifted(from.of(4, u), -4 * h), shifted(from.of(1, u), 4 - Source::bit(1, u)), bytes(0x0F));
     } else if constexpr (Bits == 6) {
-      return select(shifted(from.of(4, u), -4 * h), shifted(from.of(2, u), 4 - Source::bit(2, u)), bytes(0x0F));
+      return ptx::select(shifted(from.of(4, u), -4 * h), shifted(from.of(2, u), 4 - Source::bit(2, u)), bytes(0x0F));
     } else if constexpr (Bits == 7) {
       const uint32_t low =
-          select(shifted(from.of(4, u), -4 * h), shifted(from.of(2, u), 4 - Source::bit(2, u)), bytes(0x0F));
-      return select(low, shifted(from.of(1, u), 6 - Source::bit(1, u)), bytes(0x3F));
+          ptx::select(shifted(from.of(4, u), -4 * h), shifted(from.of(2, u), 4 - Source::bit(2, u)), bytes(0x0F));
+      return ptx::select(low, shifted(from.of(1, u), 6 - Source::bit(1, u)), bytes(0x3F));
     } else {
       return from.of(Bits, u);
     }
@@ -113,9 +113,7 @@ struct Decoder<Int<Bits>, __nv_bfloat16> : ValueDecoder {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const uint32_t factor = planes::halves((254u - Codes::code_bit(r & 1)) << 7);  // 2^(127 - q)
-      asm("fma.rn.bf16x2 %0, %0, %1, %2;\n"
-          : "+r"(a[r])
-          : "r"(factor), "r"(reinterpret_cast<const uint32_t&>(minus_offset)));
+      a[r] = ptx::multiply_add<__nv_bfloat16>(a[r], factor, reinterpret_cast<const uint32_t&>(minus_offset));
     }
   }
 };

@@ -7,23 +7,13 @@
 #include <cstdint>
 
 #include "../layout.cuh"
+#include "../ptx/pairs.cuh"
 
 namespace lowbit::planes {
 
 // Shift left by `amount` bits, right when it is negative. Bits that cross a byte are masked away later.
 __device__ __forceinline__ uint32_t shifted(uint32_t word, int amount) {
   return amount >= 0 ? word << amount : word >> -amount;
-}
-
-// The bits of `a` where the mask is 1, else those of `b`. Why in asm: of bits that are masked away later the compiler
-// masks `b` first, and puts codes of two fragments together twice: 103 instructions of 128 k of 3-bit codes, not 74.
-__device__ __forceinline__ uint32_t select(uint32_t a, uint32_t b, uint32_t mask) {
-#ifdef __CUDA_ARCH__
-  asm("lop3.b32 %0, %0, %1, %2, 0xE4;\n" : "+r"(a) : "r"(b), "r"(mask));
-  return a;
-#else
-  return (a & mask) | (b & ~mask);
-#endif
 }
 
 __host__ __device__ constexpr uint32_t bytes(uint32_t mask) { return mask * 0x01010101u; }

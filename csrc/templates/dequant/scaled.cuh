@@ -10,10 +10,9 @@
 
 namespace lowbit {
 
-namespace pairs {
-
+// Both halves the same number.
 template <class Act>
-__device__ __forceinline__ uint32_t both(float value) {
+__device__ __forceinline__ uint32_t both_halves(float value) {
   if constexpr (std::is_same<Act, __half>::value) {
     const __half2 pair = __float2half2_rn(value);
     return reinterpret_cast<const uint32_t&>(pair);
@@ -22,51 +21,6 @@ __device__ __forceinline__ uint32_t both(float value) {
     return reinterpret_cast<const uint32_t&>(pair);
   }
 }
-
-template <class Act>
-__device__ __forceinline__ uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) {
-  if constexpr (std::is_same<Act, __half>::value) {
-    asm("fma.rn.f16x2 %0, %0, %1, %2;\n" : "+r"(a) : "r"(b), "r"(c));
-  } else {
-    asm("fma.rn.bf16x2 %0, %0, %1, %2;\n" : "+r"(a) : "r"(b), "r"(c));
-  }
-  return a;
-}
-
-constexpr uint32_t kMinusZero = 0x80008000u;  // plus this is nothing
-
-// Why not mul and add of bf16x2: 8.x has fused multiply-add alone. -0 and 1 change nothing.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr bool kFusedOnly = true;
-#else
-constexpr bool kFusedOnly = false;
-#endif
-
-template <class Act>
-__device__ __forceinline__ uint32_t multiply(uint32_t a, uint32_t b) {
-  if constexpr (std::is_same<Act, __half>::value) {
-    asm("mul.rn.f16x2 %0, %0, %1;\n" : "+r"(a) : "r"(b));
-  } else if constexpr (kFusedOnly) {
-    a = multiply_add<Act>(a, b, kMinusZero);
-  } else {
-    asm("mul.rn.bf16x2 %0, %0, %1;\n" : "+r"(a) : "r"(b));
-  }
-  return a;
-}
-
-template <class Act>
-__device__ __forceinline__ uint32_t add(uint32_t a, uint32_t b) {
-  if constexpr (std::is_same<Act, __half>::value) {
-    asm("add.rn.f16x2 %0, %0, %1;\n" : "+r"(a) : "r"(b));
-  } else if constexpr (kFusedOnly) {
-    a = multiply_add<Act>(a, 0x3F803F80u, b);
-  } else {
-    asm("add.rn.bf16x2 %0, %0, %1;\n" : "+r"(a) : "r"(b));
-  }
-  return a;
-}
-
-}  // namespace pairs
 
 // Codes to numbers value / kFactor / step, exact; step as in struct Affine, 1 for floats. Their last instruction is
 // number = bits * factor + addend, of each row half.
@@ -97,7 +51,7 @@ struct ExactDecoder<Int<Bits>, __half> {
     }
   }
   static __device__ __forceinline__ uint32_t addend(int h, float offset) {
-    return pairs::both<__half>(-(1024.0f / (1 << code_bit(h)) + offset) * (1 << kLift));
+    return both_halves<__half>(-(1024.0f / (1 << code_bit(h)) + offset) * (1 << kLift));
   }
 
   static __device__ __forceinline__ void fragment(const Words& from, int f, const LastStep& last, uint32_t (&a)[4]) {
@@ -111,12 +65,9 @@ struct ExactDecoder<Int<Bits>, __half> {
         if constexpr (Bits == 8) {
           to = __byte_perm(word, k1024, c ? 0x5351 : 0x5250);
         } else {
-          // Why in asm: the compiler makes two instructions of (x & mask) | k1024.
-          asm("lop3.b32 %0, %1, %2, %3, 0xEA;\n"
-              : "=r"(to)
-              : "r"(c ? word >> 8 : word), "r"(planes::halves(((1u << Bits) - 1) << code_bit(h))), "r"(k1024));
+          to = ptx::masked_or(c ? word >> 8 : word, planes::halves(((1u << Bits) - 1) << code_bit(h)), k1024);
         }
-        to = pairs::multiply_add<__half>(to, last.factor[h], last.addend[h]);
+        to = ptx::multiply_add<__half>(to, last.factor[h], last.addend[h]);
       }
     }
   }
@@ -139,13 +90,13 @@ struct ExactDecoder<Int<Bits>, __nv_bfloat16> {
     }
   }
   static __device__ __forceinline__ uint32_t addend(int /*h*/, float offset) {
-    return pairs::both<__nv_bfloat16>(offset * (-1.0f / kFactor));
+    return both_halves<__nv_bfloat16>(offset * (-1.0f / kFactor));
   }
 
   static __device__ __forceinline__ void fragment(const Words& from, int f, const LastStep& last, uint32_t (&a)[4]) {
     Codes::fragment(from, f, a);
 #pragma unroll
-    for (int r = 0; r < 4; ++r) a[r] = pairs::multiply_add<__nv_bfloat16>(a[r], last.factor[r & 1], last.addend[r & 1]);
+    for (int r = 0; r < 4; ++r) a[r] = ptx::multiply_add<__nv_bfloat16>(a[r], last.factor[r & 1], last.addend[r & 1]);
   }
 };
 
@@ -159,12 +110,12 @@ struct ExactDecoder<Float<Exponent, Mantissa>, Act> {
   LastStep last;
 
   __device__ explicit ExactDecoder(float /*offset*/)
-      : last{{Base::kFactor, Base::kFactor}, {pairs::kMinusZero, pairs::kMinusZero}} {}
+      : last{{Base::kFactor, Base::kFactor}, {ptx::kMinusZeros, ptx::kMinusZeros}} {}
 
   static __device__ __forceinline__ void fragment(const Words& from, int f, const LastStep& last, uint32_t (&a)[4]) {
     Base::bits(from, f, a);
 #pragma unroll
-    for (int r = 0; r < 4; ++r) a[r] = pairs::multiply_add<Act>(a[r], last.factor[r & 1], last.addend[r & 1]);
+    for (int r = 0; r < 4; ++r) a[r] = ptx::multiply_add<Act>(a[r], last.factor[r & 1], last.addend[r & 1]);
   }
 };
 
@@ -211,11 +162,11 @@ struct ScaledDecoder {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       made.on_sums[h] = scale[h];
-      made.scale[h] = pairs::both<Act>(scale[h] * factor());
+      made.scale[h] = both_halves<Act>(scale[h] * factor());
       if constexpr (kWhole) made.last.addend[h] = Numbers::addend(h, base + zero[h] * per_step);
       if constexpr (kAny) {
-        made.before[h] = pairs::both<Act>(is_min ? 0.0f : zero[h] * per_step * (-1.0f / Numbers::kFactor));
-        made.after[h] = pairs::both<Act>(is_min ? zero[h] : 0.0f);
+        made.before[h] = both_halves<Act>(is_min ? 0.0f : zero[h] * per_step * (-1.0f / Numbers::kFactor));
+        made.after[h] = both_halves<Act>(is_min ? zero[h] : 0.0f);
       }
     }
     return made;
@@ -226,11 +177,11 @@ struct ScaledDecoder {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int h = r % 2;
-      if constexpr (Exact && Weight::kCodebook) a[r] = pairs::multiply<Act>(a[r], group.last.factor[h]);
+      if constexpr (Exact && Weight::kCodebook) a[r] = ptx::multiply<Act>(a[r], group.last.factor[h]);
       if constexpr (kAny) {
-        a[r] = pairs::multiply_add<Act>(pairs::add<Act>(a[r], group.before[h]), group.scale[h], group.after[h]);
+        a[r] = ptx::multiply_add<Act>(ptx::add<Act>(a[r], group.before[h]), group.scale[h], group.after[h]);
       } else if constexpr (!Exact) {
-        a[r] = pairs::multiply<Act>(a[r], group.scale[h]);
+        a[r] = ptx::multiply<Act>(a[r], group.scale[h]);
       }
     }
   }

@@ -21,6 +21,7 @@ inline void launch_dependents() {}
 inline void wait_for_previous_kernel() {}
 
 inline uint4 load_x(const void* from) { return *static_cast<const uint4*>(from); }
+inline uint32_t load_x_16(const void* from) { return *static_cast<const uint16_t*>(from); }
 template <int Stride>
 void load_four(const void* from, int count, uint4 (&to)[4]) {
   for (int i = 0; i < 4; ++i)
@@ -36,12 +37,19 @@ inline void load_shared(uint32_t from, uint32_t& a, uint32_t& b, uint32_t& c, ui
   a = emulated::shared<uint32_t>(from, 16), b = load_shared(from + 4);
   c = load_shared(from + 8), d = load_shared(from + 12);
 }
+inline float load_float(const float* from) { return *from; }
+inline uint32_t look_up(uint32_t from) { return load_shared(from); }
 inline uint2 load_one_or_two(uint32_t from, bool two) { return {load_shared(from), two ? load_shared(from + 4) : 0}; }
 inline void load_shared(uint32_t from, float (&v)[4]) {
   for (int i = 0; i < 4; ++i) v[i] = emulated::shared<float>(from + 4 * i, i ? 4 : 16);
 }
 inline void load_shared(uint32_t from, float (&v)[2]) {
   v[0] = emulated::shared<float>(from, 8), v[1] = emulated::shared<float>(from + 4);
+}
+inline void store_shared(uint32_t to, uint32_t v) { emulated::shared<uint32_t>(to) = v; }
+inline void store_shared(uint32_t to, uint4 v) {
+  emulated::shared<uint32_t>(to, 16) = v.x, store_shared(to + 4, v.y);
+  store_shared(to + 8, v.z), store_shared(to + 12, v.w);
 }
 inline void store_shared(uint32_t to, const float (&v)[2]) {
   emulated::shared<float>(to, 8) = v[0], emulated::shared<float>(to + 4) = v[1];

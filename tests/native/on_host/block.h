@@ -54,7 +54,8 @@ struct Barrier {
 };
 
 inline std::map<uint32_t, Barrier> barriers;  // by address
-inline std::vector<uint8_t> memory;
+inline uint8_t* memory;                       // what the kernel calls shared memory
+inline uint32_t memory_bytes;
 inline std::vector<Fiber> fibers;
 inline ucontext_t home;
 inline int current, threads;
@@ -87,7 +88,7 @@ inline void meet_warp() { meet(of_warp[current / 32], 32); }
 
 template <class T>
 T& shared(uint32_t at, uint32_t align = sizeof(T)) {
-  if (at % align || at + sizeof(T) > memory.size()) fail("a bad address of shared memory", at);
+  if (at % align || at + sizeof(T) > memory_bytes) fail("a bad address of shared memory", at);
   return *reinterpret_cast<T*>(&memory[at]);
 }
 
@@ -157,7 +158,8 @@ inline void launch(const std::function<void()>& function, int blocks, int count,
   fibers.resize(count);
   for (int block = 0; block < blocks; ++block) {
     block_index.x = block;
-    memory.assign(shared_bytes, 0xFF);
+    memory_bytes = shared_bytes;
+    std::memset(memory, 0xFF, memory_bytes);
     of_block = {}, barriers.clear();
     std::fill(std::begin(of_warp), std::end(of_warp), Meeting{});
     for (Fiber& fiber : fibers) {
@@ -217,6 +219,35 @@ void mma(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   meet_warp();
 }
 
+// Unsigned bytes times signed ones: m16n8k32.
+inline void mma_bytes(int (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const int warp = current / 32, lane = current % 32;
+  auto& own = exchange[warp][lane];
+  std::copy(a, a + 4, own);
+  own[4] = b0, own[5] = b1;
+  meet_warp();
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 32; ++k) {
+      const uint32_t of_a = exchange[warp][row % 8 * 4 + k % 16 / 4][row / 8 + k / 16 * 2];
+      const uint32_t of_b = exchange[warp][column * 4 + k % 16 / 4][4 + k / 16];
+      sum[i] += static_cast<uint8_t>(of_a >> k % 4 * 8) * static_cast<int8_t>(of_b >> k % 4 * 8);
+    }
+  }
+  meet_warp();
+}
+
+template <class T>
+T of_lane(T value, int lane) {
+  static_assert(sizeof(T) == 4);
+  const int warp = current / 32;
+  std::memcpy(&exchange[warp][current % 32][7], &value, 4);
+  meet_warp();
+  std::memcpy(&value, &exchange[warp][lane][7], 4);
+  meet_warp();
+  return value;
+}
+
 inline uint32_t transpose(uint32_t pair) {
   const int warp = current / 32, lane = current % 32;
   exchange[warp][lane][6] = pair;
@@ -247,17 +278,61 @@ inline uint32_t transpose(uint32_t pair) {
 #define __align__(bytes)
 #define threadIdx emulated::thread_index
 #define blockIdx emulated::block_index
-#define __uint_as_float emulated_uint_as_float
 using std::max;
 using std::min;
 inline void __syncthreads() { emulated::meet_block(); }
 inline void __syncwarp() { emulated::meet_warp(); }
 template <class T>
-T __shfl_sync(unsigned, T value, int) {  // of what is the same in all lanes
-  return value;
+T __shfl_sync(unsigned, T value, int lane) {
+  return emulated::of_lane(value, lane);
 }
-inline float emulated_uint_as_float(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+  return emulated::of_lane(value, emulated::current % 32 ^ mask);
 }
+
+// Others of one thread. Why macros: CUDA's headers declare some of them.
+namespace emulated {
+template <class To, class From>
+To as(From from) {
+  To to;
+  static_assert(sizeof(To) == sizeof(From));
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+// Byte i of the result is byte (selector >> 4i) % 8 of b:a.
+inline uint32_t byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t both = uint64_t{b} << 32 | a;
+  uint32_t made = 0;
+  for (int i = 0; i < 4; ++i) made |= static_cast<uint32_t>(both >> (selector >> 4 * i & 7) * 8 & 0xFF) << 8 * i;
+  return made;
+}
+inline int dp4a(int a, int b, int sum) {
+  for (int i = 0; i < 32; i += 8) sum += static_cast<int8_t>(a >> i) * static_cast<int8_t>(b >> i);
+  return sum;
+}
+template <class Pair, class Of>
+Pair halves(Pair a, Pair b, const Of& of) {
+  const uint32_t first = as<uint32_t>(a), second = as<uint32_t>(b);
+  uint32_t made = 0;
+  for (int i = 0; i < 32; i += 16) made |= static_cast<uint32_t>(of(first >> i & 0xFFFF, second >> i & 0xFFFF)) << i;
+  return as<Pair>(made);
+}
+template <class Pair>
+Pair magnitudes(Pair a) {
+  return halves(a, a, [](uint32_t bits, uint32_t) { return bits & 0x7FFF; });
+}
+// Of magnitudes, whose order is that of their bits, NaN above all.
+template <class Pair>
+Pair largest(Pair a, Pair b) {
+  return halves(a, b, [](uint32_t one, uint32_t other) { return std::max(one, other); });
+}
+}  // namespace emulated
+#define __uint_as_float emulated::as<float, uint32_t>
+#define __int_as_float emulated::as<float, int>
+#define __float_as_uint emulated::as<uint32_t, float>
+#define __float_as_int emulated::as<int, float>
+#define __byte_perm emulated::byte_perm
+#define __dp4a emulated::dp4a
+#define __habs2 emulated::magnitudes
+#define __hmax2_nan emulated::largest

@@ -1,4 +1,4 @@
-"""Risk: kernels of gemm_sm80 read what has not come, the wrong place or beyond it, or add up the wrong sums.
+"""Risk: kernels of decode and gemm_sm80 read what has not come, the wrong place or beyond it, or add up the wrong sums.
 
 The kernels' own code runs on a CPU: threads of a block are fibers, and the few instructions that they are made of are
 plain functions (tests/native/on_host). That needs CUDA's headers, and no GPU.
@@ -18,14 +18,11 @@ from tools import cuda
 NATIVE = Path(__file__).parent / "native"
 CSRC = NATIVE.parent.parent / "csrc"
 #: Headers of csrc/templates in whose place those of on_host come.
-REPLACED = {
-    "ptx": ("async.cuh", "mma.cuh"),
-    "dequant": ("codebook.cuh", "float.cuh", "int.cuh", "scaled.cuh"),
-    ".": ("launch.cuh",),
-}
+REPLACED = {"ptx": ("async.cuh", "mma.cuh", "pairs.cuh"), ".": ("launch.cuh",)}
 
 
-def test_products_of_every_tile_are_right(tmp_path):
+@pytest.mark.parametrize("family, cases", [("decode", 48), ("gemm_sm80", 54)])
+def test_products_of_every_tile_are_right(tmp_path, family, cases):
     compiler = os.environ.get("CXX") or shutil.which("g++")
     headers = cuda.find(("80",)).include if shutil.which("nvcc") else tmp_path
     if compiler is None or not (headers / "cuda_fp16.h").is_file():
@@ -38,8 +35,8 @@ def test_products_of_every_tile_are_right(tmp_path):
             shutil.copy(NATIVE / "on_host" / name, tmp_path / "templates" / folder)
     program = tmp_path / "run"
     command = [compiler, "-std=c++17", "-O2", f"-I{tmp_path}", f"-I{NATIVE}", f"-isystem{headers}"]
-    subprocess.run([*command, str(NATIVE / "gemm_sm80_on_host.cpp"), "-o", str(program)], check=True)
+    subprocess.run([*command, str(NATIVE / f"{family}_on_host.cpp"), "-o", str(program)], check=True)
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=600)
     lines = done.stdout.splitlines()
-    assert done.returncode == 0 and len(lines) == 36, done.stdout + done.stderr
+    assert done.returncode == 0 and len(lines) == cases, done.stdout + done.stderr
     assert all(line.startswith("right: ") for line in lines), done.stdout
