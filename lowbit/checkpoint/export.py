@@ -1,7 +1,7 @@
-"""Weights for other programs: compressed-tensors (pack-quantized, 2 to 8 bits) and GPTQ (v2, or in planes).
+"""Weights for other programs: compressed-tensors and GPTQ (v2, or in planes).
 
-Both are exact or refused. The layouts are those that formats/compressed_tensors_weights.py and formats/gptq.py read;
-vLLM loads the first at every width.
+Both are exact or refused. Integers of compressed-tensors are pack-quantized, 2 to 8 bits, which vLLM loads at every
+width; floats are those of export_floats.py. The layouts are those that formats/ reads.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ from .. import bit_stream
 from ..errors import DtypeError, FormatError
 from ..scheme import SCALE_TYPES, WIDER_SCALES, Schemed
 from ..tensor import QuantTensor
+from . import export_floats
 from .formats.fields import planes_of
 from .formats.gptq import PLANAR_ONLY
 
 
 def to_compressed_tensors(qt: QuantTensor) -> tuple[dict[str, torch.Tensor], dict]:
-    """``(tensors by their last names, the "weights" settings of a group of config_groups)`` of an int2..8 weight, or of
-    a uint2..8 one with whole zeros, for compressed-tensors from version 0.18 on.
+    """``(tensors by their last names, the "weights" settings of a group of config_groups)`` of an int2..8 weight, of a
+    uint2..8 one with whole zeros, or of a float of export_floats.py, for compressed-tensors from version 0.18 on.
 
     Raises DtypeError for anything but a QuantTensor, FormatError for a weight that the format cannot hold.
     """
     settings = compressed_tensors_settings(qt)
+    if settings["type"] == "float":
+        return export_floats.to_tensors(qt), settings
     bits, zeros, (n, k) = qt.dtype.bits, _whole_zeros(qt, "pack-quantized"), qt.shape
     if qt.perm is not None:
         raise FormatError("pack-quantized holds columns in their order, got a weight with perm")
@@ -40,6 +43,8 @@ def to_compressed_tensors(qt: QuantTensor) -> tuple[dict[str, torch.Tensor], dic
 
 def compressed_tensors_settings(weight: Schemed) -> dict:
     """The "weights" settings of a weight's scheme. Raises DtypeError, or FormatError for a scheme that does not fit."""
+    if isinstance(weight, Schemed) and weight.dtype.kind == "float":
+        return export_floats.settings_of(weight)
     _expect_integer(weight, "pack-quantized")
     grouped = {"strategy": "group", "group_size": weight.group_size}
     whole = {"strategy": "channel", "group_size": None}
@@ -55,11 +60,18 @@ def compressed_tensors_config(settings: dict, ignore: list[str]) -> dict:
 
 def compressed_tensors_groups(groups: list[tuple[list[str], dict]], ignore: list[str]) -> dict:
     """The ``quantization_config`` of groups of layers: (targets, settings) each; ignore: layers left alone."""
-    rest = {"input_activations": None, "output_activations": None}
-    made = [{"targets": list(targets), "weights": settings, **rest} for targets, settings in groups]
+    layouts = [export_floats.layout_of_settings(settings) for _, settings in groups]
+    mixed = len(set(layouts)) > 1
+    made = []
+    for (targets, settings), layout in zip(groups, layouts, strict=True):
+        made.append(
+            {"targets": list(targets), "weights": settings, "input_activations": None, "output_activations": None}
+        )
+        if mixed:
+            made[-1]["format"] = layout
     return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": "mixed-precision" if mixed else layouts[0],
         "quantization_status": "compressed",
         "config_groups": {f"group_{i}": group for i, group in enumerate(made)},
         "ignore": list(ignore),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import FormatError, LowbitError, nearest
 from ..scheme import Scheme, Schemed
-from . import export, native
+from . import export, export_floats, native
 from .formats.base import type_name
 from .partial import Partial
 from .rewrite import rewrite
@@ -33,8 +33,9 @@ def export_checkpoint(
 ) -> Path:
     """Write lowbit's checkpoint in folder src as the new folder dst of another format; returns the path of dst.
 
-    format: "compressed-tensors" (pack-quantized, 2 to 8 bits, as of version 0.18) or "gptq" (GPTQ v2; "gptq_p" where a
-    layer has 5, 6 or 7 bits, for which GPTQModel has no other layout). Values are the same, or it is an error: types,
+    format: "compressed-tensors" (integers of 2 to 8 bits, pack-quantized as of version 0.18; floats of 8 bits, of MX
+    formats and of NVFP4) or "gptq" (GPTQ v2; "gptq_p" where a layer has 5, 6 or 7 bits, for which GPTQModel has no
+    other layout). Values are the same, or it is an error: types,
     zeros and shapes that the format cannot hold, perm in compressed-tensors. Layers of several schemes are named in
     config_groups, or in GPTQ's dynamic. Tensors that are not quantized and all other files are copied. ``act`` is no
     part of a weight, and is not written.
@@ -150,9 +151,11 @@ def _settings(layers: dict[str, Layer], of_one) -> tuple[dict[str, dict], dict]:
 
 def _compressed_tensors(layers: dict[str, Layer], left: list[str]) -> dict:
     def of_one(layer: Layer) -> dict:
+        settings = export.compressed_tensors_settings(layer)
         if layer.perm:
-            raise FormatError("pack-quantized holds columns in their order, got a weight with perm")
-        return export.compressed_tensors_settings(layer)
+            layout = export_floats.layout_of_settings(settings)
+            raise FormatError(f"{layout} holds columns in their order, got a weight with perm")
+        return settings
 
     settings, common = _settings(layers, of_one)
     groups = {tuple(one.items()): [] for one in (common, *settings.values())}

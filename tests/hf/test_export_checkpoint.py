@@ -31,6 +31,12 @@ MIXED = {
 }  # fmt: skip
 #: Without zeros, and of widths that compressed-tensors lays out alike in all of its versions; of others.
 EVEN = {**MIXED, "dynamic": {r"\.down_proj$": {"dtype": "int8"}, r"\.v_proj$": {"dtype": "int2", "group_size": 32}}}
+#: Floats in MX formats, of two widths, beside integers.
+MX = {
+    **MIXED, "dtype": "float4_e2m1", "group_size": 32, "scale_dtype": "float8_e8m0fnu",
+    "dynamic": {r"\.down_proj$": {"dtype": "float8_e4m3"}, r"\.v_proj$": {"dtype": "float6_e2m3"}},
+    "lm_head": "float8_e4m3",
+}  # fmt: skip
 ODD = {**MIXED, "dynamic": {r"\.down_proj$": {"dtype": "int3"}, r"\.v_proj$": {"dtype": "int5", "group_size": -1}}}
 
 
@@ -41,7 +47,7 @@ def folders(tmp_path_factory):
     transformers.AutoModelForCausalLM.from_pretrained(LLAMA).save_pretrained(made / "src", max_shard_size="600KB")
     transformers.AutoTokenizer.from_pretrained(LLAMA).save_pretrained(made / "src")
     (made / "src" / "generation_config.json").write_text('{"eos_token_id": 12}')
-    for name, settings in (("mixed", MIXED), ("even", EVEN), ("odd", ODD)):
+    for name, settings in (("mixed", MIXED), ("even", EVEN), ("odd", ODD), ("mx", MX)):
         lowbit.quantize_checkpoint(made / "src", made / name, **settings)
     lowbit.quantize_checkpoint(LLAMA, made / "alike", **ALIKE)
     return made
@@ -63,8 +69,10 @@ def logits(model):
         return model(TOKENS).logits
 
 
-@pytest.mark.parametrize("format", export_files.FORMATS)
-@pytest.mark.parametrize("name", ["mixed", "alike", "odd"])
+BACK = [(name, format) for name in ("mixed", "alike", "odd") for format in export_files.FORMATS]
+
+
+@pytest.mark.parametrize("name, format", [*BACK, ("mx", "compressed-tensors")])
 def test_what_is_exported_converts_back_to_the_same_weights(folders, name, format, tmp_path):
     before, seen = digest(folders / name), []
     export_checkpoint(folders / name, tmp_path / "out", format, progress=lambda *a: seen.append(a))
@@ -127,11 +135,11 @@ def test_floats_are_left_alone_by_name(folders, tmp_path):
     assert [group["targets"] for group in held["config_groups"].values()] == [["Linear"]]
 
 
-@pytest.mark.parametrize("name", ["alike", "even", "odd"])
+@pytest.mark.parametrize("name", ["alike", "even", "odd", "mx"])
 def test_compressed_tensors_loads_it_into_transformers(folders, name, tmp_path):
     package = pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
-    if name == "odd" and tuple(map(int, package.__version__.split(".")[:2])) < (0, 18):
-        pytest.skip("before 0.18 three and five bits are laid out otherwise")
+    if name in ("odd", "mx") and tuple(map(int, package.__version__.split(".")[:2])) < (0, 18):
+        pytest.skip("before 0.18 three and five bits are laid out otherwise, and some MX formats are not known")
     export_checkpoint(folders / name, tmp_path / "out")
     options = {}
     if name == "alike":
