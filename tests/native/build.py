@@ -28,10 +28,15 @@ def load(name: str, *folders: Path):
     source = HERE / f"{name}.cpp"
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden"]
     flags += ["-Wno-unknown-pragmas"]  # CUDA's `unroll`
-    includes = [f"-I{CSRC}", f"-isystem{pybind11.get_include()}", f"-isystem{sysconfig.get_path('include')}"]
+    includes = [
+        f"-I{CSRC}",
+        f"-I{HERE}",
+        f"-isystem{pybind11.get_include()}",
+        f"-isystem{sysconfig.get_path('include')}",
+    ]
     includes += [f"-isystem{folder}" for folder in folders]
     digest = hashlib.sha256(" ".join([compiler, *flags, *includes]).encode())
-    headers = [*(CSRC / "templates").rglob("*"), *(CSRC / "cuda").glob("*.h")]
+    headers = [*(CSRC / "templates").rglob("*"), *(CSRC / "cuda").glob("*.h"), *(HERE / "on_host").glob("*.h")]
     for path in [source, *sorted(p for p in headers if p.is_file())]:
         digest.update(path.read_bytes())
     target = BUILD / digest.hexdigest()[:16] / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"

@@ -6,13 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
-// The instruction: byte i of the result is byte (selector >> 4i) % 8 of b:a.
-inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
-  const uint64_t both = uint64_t{b} << 32 | a;
-  uint32_t made = 0;
-  for (int i = 0; i < 4; ++i) made |= static_cast<uint32_t>(both >> (selector >> 4 * i & 7) * 8 & 0xFF) << 8 * i;
-  return made;
-}
+#include "on_host/byte_perm.h"
+#define __byte_perm emulated::byte_perm
 
 #include "templates/dequant/bytes.cuh"
 #include "templates/dequant/float.cuh"

@@ -19,6 +19,8 @@
 #include <map>
 #include <vector>
 
+#include "on_host/byte_perm.h"
+
 namespace emulated {
 
 struct Index {
@@ -203,13 +205,18 @@ inline void load_matrices(uint32_t (&to)[4], uint32_t row) {
   meet_warp();
 }
 
-template <class Act>
-void mma(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  const int warp = current / 32, lane = current % 32;
-  auto& own = exchange[warp][lane];
+// The operands of this lane's part of a product, to the other lanes.
+inline void show(const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  auto& own = exchange[current / 32][current % 32];
   std::copy(a, a + 4, own);
   own[4] = b0, own[5] = b1;
   meet_warp();
+}
+
+template <class Act>
+void mma(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const int warp = current / 32, lane = current % 32;
+  show(a, b0, b1);
   for (int i = 0; i < 4; ++i) {
     const int row = lane / 4 + i / 2 * 8, token = lane % 4 * 2 + i % 2;
     for (int k = 0; k < 16; ++k)
@@ -222,10 +229,7 @@ void mma(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 // Unsigned bytes times signed ones: m16n8k32.
 inline void mma_bytes(int (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const int warp = current / 32, lane = current % 32;
-  auto& own = exchange[warp][lane];
-  std::copy(a, a + 4, own);
-  own[4] = b0, own[5] = b1;
-  meet_warp();
+  show(a, b0, b1);
   for (int i = 0; i < 4; ++i) {
     const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
     for (int k = 0; k < 32; ++k) {
@@ -299,13 +303,6 @@ To as(From from) {
   static_assert(sizeof(To) == sizeof(From));
   std::memcpy(&to, &from, sizeof(to));
   return to;
-}
-// Byte i of the result is byte (selector >> 4i) % 8 of b:a.
-inline uint32_t byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
-  const uint64_t both = uint64_t{b} << 32 | a;
-  uint32_t made = 0;
-  for (int i = 0; i < 4; ++i) made |= static_cast<uint32_t>(both >> (selector >> 4 * i & 7) * 8 & 0xFF) << 8 * i;
-  return made;
 }
 inline int dp4a(int a, int b, int sum) {
   for (int i = 0; i < 32; i += 8) sum += static_cast<int8_t>(a >> i) * static_cast<int8_t>(b >> i);
