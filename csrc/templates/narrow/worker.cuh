@@ -31,6 +31,7 @@ struct Worker {
   using Tokens = uint32_t[kLoads][4];
   // Registers are: what can be found again is not kept.
   static constexpr bool kScarce = Ring::kApart && (kFine || kZeros) && kColumns == 2;
+  static constexpr bool kFindPart = kColumns == 2 && (Ring::kApart || (kFine && kZeros));
   // Where some are left, though, addresses are not found anew in every stage.
   static constexpr bool kKeepLane = Ring::kApart && kColumns <= 2 && !kScarce;
   static constexpr bool kKeepOwn = Ring::kApart && kColumns == 1;
@@ -204,7 +205,7 @@ struct Worker {
     auto place = ring.first();
 #pragma unroll 1
     for (int turn = 0; turn < parts.count; ++turn) {
-      const Part part = Ring::kApart && kColumns == 2 ? Parts(p.deal, ptx::block_again())[turn] : parts[turn];
+      const Part part = kFindPart ? Parts(p.deal, ptx::block_again())[turn] : parts[turn];
       Sum total = {};
 #pragma unroll 1
       for (int at = part.begin; at < part.end; ++at, place.next()) {
