@@ -112,6 +112,8 @@ def test_kernels_that_must_be_alone_are_told_by_their_names():
         return [(b.threads, b.registers) for names, b in check_cuda.ALONE.items() if names.match(name)]
 
     assert bounds(NARROW) == [(640, 88)] and bounds(WIDE) == [(384, 168)]
+    narrow = next(found for names, found in check_cuda.ALONE.items() if names.match(NARROW))
+    assert [narrow.on(arch).registers for arch in ("90a", "100", "120")] == [88, 96, 96]
     assert bounds(WIDE.replace("128", "64")) == bounds(WIDE.replace("128", "32")) == bounds(WIDE) == bounds(LARGE)
     assert all(bounds(SM80.format("15multiply_narrow", n)) == [(640, 96)] for n in (8, 16, 32))
     assert all(bounds(SM80.format("8multiply", n)) == [(256, 255)] for n in (48, 64, 96, 128))

@@ -21,7 +21,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import prod
 from os import cpu_count
@@ -37,11 +37,17 @@ ALONE_SHARED = 228 * 1024  # of a multiprocessor
 @dataclass(frozen=True)
 class Alone:
     """Kernels that have a multiprocessor to themselves: what the templates call the shared memory that they ask for,
-    and what a block may have at most."""
+    and what a block may have at most; ``newer``: as many registers from 10.0 on, where that is another number."""
 
     shared: str
     threads: int
     registers: int
+    newer: int | None = None
+
+    def on(self, arch: str) -> Alone:
+        """The same for a target such as "90a"."""
+        is_newer = self.newer is not None and int(re.match(r"\d+", arch)[0]) >= 100
+        return replace(self, registers=self.newer, newer=None) if is_newer else self
 
 
 #: By mangled name.
@@ -50,7 +56,7 @@ ALONE = {
     re.compile("_ZN6lowbit9gemm_sm8015multiply_narrow"): Alone("kSharedLarge", 640, 96),
     re.compile("_ZN6lowbit9gemm_sm808multiply.*TileILi(32|48|64|96|128)E"): Alone("kSharedLarge", 256, 255),
     re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi16E.*FormILb1E"): Alone("kSharedAlone", 640, 96),
-    re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(8|16)E"): Alone("kSharedAlone", 640, 88),
+    re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(8|16)E"): Alone("kSharedAlone", 640, 88, newer=96),
     re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(32|48|64|96|128)E"): Alone("kSharedAlone", 384, 168),
     re.compile("_ZN6lowbit9gemm_sm9014multiply_large"): Alone("kSharedAlone", 384, 168),
 }
@@ -206,7 +212,7 @@ def problems(path: Path, cuobjdump: str) -> tuple[int, list[str]]:
             count += 1
             if bounds := next((bounds for names, bounds in ALONE.items() if names.match(name)), None):
                 taken = int(shared) + constant(bounds.shared)
-                report(arch, name, alone_problems(int(registers), int(stack) + int(local), taken, bounds))
+                report(arch, name, alone_problems(int(registers), int(stack) + int(local), taken, bounds.on(arch)))
                 continue
             asked = max((n for space, n in dynamic.items() if f"6lowbit{len(space)}{space}" in name), default=0)
             asked = 0 if name.startswith(ADDS) else asked
