@@ -40,7 +40,8 @@ def test_weights_and_layers_come_back_with_the_same_bytes(name, way):
         assert made.quant_tensor() == qt and made.layout == layer.layout
         assert type(made._parameters["scales"]) is torch.nn.Parameter and not made._parameters["scales"].requires_grad
         if prepare:
-            assert torch.equal(made(x), layer(x))
+            # Why NaN may be: the largest weights are beyond float32, and some instruction sets add up infinities.
+            torch.testing.assert_close(made(x), layer(x), rtol=0, atol=0, equal_nan=True)
 
 
 def test_pickles_from_before_there_were_factors_of_rows_are_read():
