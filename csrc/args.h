@@ -61,6 +61,21 @@ struct MatmulArgs {
 
 using MatmulFn = void (*)(const MatmulArgs&);
 
+// How the blocks of a CUDA kernel share a product of few rows of x (templates/narrow/split.cuh): rows of W in tiles of
+// 16 that a task has, parts of K that a block multiplies side by side, blocks of a cluster. early: stages of weights
+// that a block asks for before the kernel before has ended.
+struct Split {
+  int row_tiles, parts, blocks, early;
+};
+
+// What that depends on. fits: bit p is set where p parts can be.
+struct SplitQuestion {
+  int64_t tiles, steps;  // row tiles of W; of 128 k
+  int tokens, bits;      // rows of x that the kernel is for; of a code
+  const int* clusters;   // as of Launch
+  uint32_t fits;
+};
+
 // How a CUDA kernel is launched: where, on what (capability: 90 for 9.0), and whether it may overlap the kernel before
 // it (programmatic dependent launch, compute capability 9.0 and newer). clusters: how many clusters of 1, 2, 4, 8
 // blocks run at once with a multiprocessor for each block, which is less than their number allows: a cluster stays
@@ -75,6 +90,7 @@ struct Launch {
   void* (*scratch)(void* owner, int64_t bytes);
   void* owner;
   void* encode_tensor_map;
+  Split (*split)(const SplitQuestion&);  // the plan's; null: tasks of 16 row tiles, parts of which are dealt out
 };
 
 // value = step * code - offset, for integer types (uint: 1, 0; int b: 1, 2^(b-1); int1: 2, 1); floats ignore it.

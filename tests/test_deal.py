@@ -65,6 +65,39 @@ def test_parts_of_a_task_are_found_again(native, sizes):
     assert not kept, "a part that nothing adds"
 
 
+@given(all_of=st.integers(0, 2**31 - 1), by=st.integers(1, 2**31 - 1) | st.integers(1, 300))
+def test_quotients_without_a_division_are_those_of_one(native, all_of, by):
+    near = [at for at in (all_of // by * by - 1, all_of // by * by) if 0 <= at]
+    assert [native.quotient(at, by) for at in (all_of, *near)] == [at // by for at in (all_of, *near)]
+
+
+@given(tasks=st.integers(1, 400), stages=st.integers(1, 70), most=st.integers(1, 140), blocks=st.sampled_from((1, 2)))
+def test_tasks_that_are_never_cut_are_whole_or_halves(native, tasks, stages, most, blocks):
+    stages *= blocks
+    parts = native.parts_of_whole(tasks, stages, most, blocks)
+    if blocks == 2:
+        half = stages // 2
+        assert parts == [[2 * task + i, task, i * half, (i + 1) * half, 0] for task in range(tasks) for i in range(2)]
+    else:
+        assert sorted(part[1:4] for part in parts) == [[task, 0, stages] for task in range(tasks)]
+        assert len({part[0] for part in parts}) == min(tasks, most)
+
+
+@given(
+    tiles=st.integers(1, 5000), steps=st.integers(1, 300), tokens=st.sampled_from((8, 16)), bits=st.integers(1, 8),
+    blocks=st.integers(1, 200), fits=st.integers(0, 2**16 - 1),
+)  # fmt: skip
+def test_a_split_is_one_that_kernels_can_do(native, tiles, steps, tokens, bits, blocks, fits):
+    """Sums meet once, in rooms for 16 warps, half of the row tiles in each block."""
+    rows, parts, together, early = native.split_of(tiles, steps, tokens, bits, (blocks, blocks // 2), 2 * fits)
+    assert rows * parts <= 16 and rows >= 1 and together in (1, 2) and early >= 1
+    assert parts == 1 or fits >> (parts - 1) & 1
+    if together == 2:
+        assert rows % 2 == 0
+    if parts * together > 1:
+        assert -(-tiles // rows) * together <= blocks // 2 * 2 if together == 2 else -(-tiles // rows) <= blocks
+
+
 @given(row_blocks=st.integers(1, 40), token_tiles=st.integers(1, 40))
 def test_every_row_block_and_tile_of_tokens_is_a_task(native, row_blocks, token_tiles):
     spots = [tuple(native.spot_of(task, row_blocks, token_tiles)) for task in range(row_blocks * token_tiles)]

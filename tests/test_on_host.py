@@ -1,4 +1,5 @@
-"""Risk: kernels of decode and gemm_sm80 read what has not come, the wrong place or beyond it, or add up the wrong sums.
+"""Risk: kernels of decode, gemm_sm80 and the narrow ones of gemm_sm90 read what has not come, the wrong place or beyond
+it, or add up the wrong sums.
 
 The kernels' own code runs on a CPU: threads of a block are fibers, and the few instructions that they are made of are
 plain functions (tests/native/on_host). That needs CUDA's headers, and no GPU.
@@ -18,10 +19,10 @@ from tools import cuda
 NATIVE = Path(__file__).parent / "native"
 CSRC = NATIVE.parent.parent / "csrc"
 #: Headers of csrc/templates in whose place those of on_host come.
-REPLACED = {"ptx": ("async.cuh", "mma.cuh", "pairs.cuh"), ".": ("launch.cuh",)}
+REPLACED = {"ptx": ("async.cuh", "cluster.cuh", "mma.cuh", "pairs.cuh", "tma.cuh"), ".": ("launch.cuh",)}
 
 
-@pytest.mark.parametrize("family, cases", [("decode", 48), ("gemm_sm80", 54)])
+@pytest.mark.parametrize("family, cases", [("decode", 48), ("gemm_sm80", 54), ("gemm_sm90", 34)])
 def test_products_of_every_tile_are_right(tmp_path, family, cases):
     compiler = os.environ.get("CXX") or shutil.which("g++")
     headers = cuda.find(("80",)).include if shutil.which("nvcc") else tmp_path

@@ -57,7 +57,8 @@ Launch launch_on(int device, Scratch& scratch) {
           capability >= 90,
           Scratch::take,
           &scratch,
-          capability >= 90 ? tensor_map_encoder() : nullptr};
+          capability >= 90 ? tensor_map_encoder() : nullptr,
+          split_of};
 }
 
 bool aligned(const Input& x) {

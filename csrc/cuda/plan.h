@@ -92,6 +92,46 @@ constexpr TileCost kTileCosts[] = {
 };
 constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
 
+constexpr int kWorkers = 16;  // warps of a block that multiply, with up to 16 tokens
+// What a second kernel that adds up parts costs, in row tiles x 128 k of a block: 2.4 us where one takes 0.02 to 0.03.
+constexpr int64_t kAddCost = 100;
+
+// What a block takes, in row tiles x 128 k at the pace of kWorkers warps. Why warps that are not there cost as if they
+// were: those that are there mostly wait for each other.
+constexpr int64_t split_cost(const Split& split, const SplitQuestion& q) {
+  const int64_t all = (q.tiles + split.row_tiles - 1) / split.row_tiles * split.blocks,
+                slices = split.parts * split.blocks;
+  return (all + q.clusters[0] - 1) / q.clusters[0] * ((q.steps + slices - 1) / slices) * kWorkers;
+}
+
+// How the blocks of gemm_sm90's tiles of up to 16 tokens share a product: the cheapest split, where splits gain at all.
+// They save a second kernel, and bring x of more k to every block: with 16 tokens, or few bits, that costs more.
+// Measured on an H200, us, 16 x 1 x 1 and the split, 8192 x 8192: n8 W4 13.2 and 12.5, W6 17.6 and 16.8, W8 20.7
+// and 19.8, W2 10.3 and 10.5; n16 W4 14.2 and 15.1, W8 21.7 and 20.8. 4096 x 14336: n8 W4 12.9 and 12.0, W1 8.9
+// and 10.4.
+constexpr Split split_of(const SplitQuestion& q) {
+  // Why few: x of the first stages would stand in line behind them.
+  const int early = q.bits <= 2 ? 1 : q.bits <= 4 ? 2 : 3;
+  Split best{kWorkers, 1, 1, early};
+  if (q.bits < (q.tokens > 8 ? 8 : 4)) return best;
+  const int64_t tasks = (q.tiles + kWorkers - 1) / kWorkers, all = tasks * q.steps * kWorkers;
+  int64_t least =
+      tasks % q.clusters[0] == 0 ? split_cost(best, q) : (all + q.clusters[0] - 1) / q.clusters[0] + kAddCost;
+  for (int blocks = 2; blocks >= 1; --blocks)
+    for (int row_tiles = 1; row_tiles <= kWorkers; ++row_tiles)
+      for (int parts = kWorkers / row_tiles; parts >= 1; --parts) {
+        // Sums meet once, those of a cluster half in each block.
+        const int64_t most = blocks == 2 ? q.clusters[1] : q.clusters[0];
+        if (!(q.fits >> parts & 1) || (blocks == 2 && row_tiles % 2)) continue;
+        if (parts * blocks > 1 && q.tiles > most * row_tiles) continue;
+        const Split split{row_tiles, parts, blocks, early};
+        const int64_t cost = split_cost(split, q);
+        if (cost < least) best = split, least = cost;
+        break;
+      }
+  return best;
+}
+
 constexpr float gemm_us(const Question& q, const TileCost& cost) {
   const int64_t steps = (q.k + 127) / 128, blocks = (q.n + cost.rows - 1) / cost.rows;
   const int64_t tasks = blocks * ((q.m + cost.tokens - 1) / cost.tokens);

@@ -36,6 +36,7 @@ struct Deal {
   int rounds;   // whole tasks of every worker
   int sharers;  // workers that have parts of the tasks left over, the first ones
   Cut cut;      // stages of those tasks over them: `stages` at most
+  uint32_t inverse = inverse_of(stages);
 
   LOWBIT_HOST_DEVICE constexpr int left() const { return tasks - rounds * workers; }
   // Whether any task has two parts.
@@ -62,8 +63,8 @@ struct Part {
   int task, begin, end, place;
 };
 
-// What a worker has, one part after the other. Why all is found at once, without a branch: divisions would be on the
-// way to y later, and after a branch the compiler no longer knows that a warp goes one way.
+// What a worker has, one part after the other. Why all is found at once, without a branch: after one the compiler no
+// longer knows that a warp goes one way.
 struct Parts {
   int count;              // parts
   int stages;             // of all of them
@@ -74,7 +75,8 @@ struct Parts {
 
   LOWBIT_HOST_DEVICE inline Parts(const Deal& deal, int worker) {
     const int from = worker < deal.sharers ? deal.cut(worker) : 0;
-    const int all = worker < deal.sharers ? deal.cut(worker + 1) - from : 0, own = from / deal.stages;
+    const int all = worker < deal.sharers ? deal.cut(worker + 1) - from : 0,
+              own = quotient(from, deal.stages, deal.inverse);
     rounds = deal.rounds, apart = deal.workers, whole = deal.stages;
     first = worker, left_first = deal.rounds * deal.workers + own;
     begin = from - own * deal.stages;

@@ -27,17 +27,6 @@ namespace lowbit::gemm_sm80 {
 
 constexpr int kAddThreads = 256;
 
-// Waits until the oldest stage under way has come: all but one place of the ring are, each a group of copies.
-template <class Stage>
-__device__ __forceinline__ void wait_for_stage(bool large) {
-  constexpr int kSmall = Stage::kSmall < 2 ? 0 : Stage::kSmall - 2;
-  if (large || Stage::kLarge == Stage::kSmall) {
-    ptx::wait_groups<Stage::kLarge - 2>();
-  } else {
-    ptx::wait_groups<kSmall>();
-  }
-}
-
 template <class Weight, class Act, class Tile, class Form>
 __global__ void __launch_bounds__(Tile::kThreads, 1) multiply(const __grid_constant__ Problem p) {
   using Worker = gemm_sm80::Worker<Weight, Act, Tile, Form>;
@@ -48,8 +37,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) multiply(const __grid_const
   ptx::launch_dependents();
   const uint32_t base = ptx::shared_address(memory);
   const int depth = p.large ? Stage::kLarge : Stage::kSmall;
-  const uint32_t end = base + depth * Stage::kBytes;
-  const auto before = [&](uint32_t place) { return (place == base ? end : place) - Stage::kBytes; };
+  const uint32_t end = base + depth * Stage::kPlace;
+  if (threadIdx.x == 0) {
+#pragma unroll 1
+    for (uint32_t place = base; place < end; place += Stage::kPlace) {
+      ptx::arrivals_init(place + Stage::kFull, Tile::kThreads);
+      ptx::arrivals_init(place + Stage::kEmpty, Tile::kWarps);
+    }
+  }
+  __syncthreads();
   // Why a shuffle: the compiler then knows that a warp goes one way.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int stages = Parts(p.deal, blockIdx.x).stages;
@@ -61,43 +57,47 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) multiply(const __grid_const
   {
     Cursor first = at;
 #pragma unroll 1
-    for (int i = 0; i < early; ++i, first.next(p, blockIdx.x)) feed.ask_for_weights(first, base + i * Stage::kBytes);
+    for (int i = 0; i < early; ++i, first.next(p, blockIdx.x)) feed.ask_for_weights(first, base + i * Stage::kPlace);
   }
   ptx::wait_for_previous_kernel();
 
-  // ---- all of the first stages; a stage is a group of copies, of which one is empty where no stage is left
+  // ---- all of the first stages
+  const int fill = min(depth - 1, stages);
 #pragma unroll 1
-  for (int i = 0; i < depth - 1; ++i) {
-    if (i < stages) {
-      if (i >= early) feed.ask_for_weights(at, base + i * Stage::kBytes);
-      feed.ask_for_x(at, base + i * Stage::kBytes);
-      at.next(p, blockIdx.x);
-    }
-    ptx::commit();
+  for (int i = 0; i < fill; ++i) {
+    const uint32_t place = base + i * Stage::kPlace;
+    if (i >= early) feed.ask_for_weights(at, place);
+    feed.ask_for_x(at, place);
+    ptx::arrive_with_copies(place + Stage::kFull);
+    at.next(p, blockIdx.x);
   }
 
   // ---- stage by stage, part by part
   // Why so few numbers live from part to part: with 64 and 128 tokens every register is taken.
   const Worker worker(p, warp, lane);
-  uint32_t place = base;             // where the stage lies
-  int missing = stages - depth + 1;  // stages not asked for yet
+  uint32_t place = base, parity = 0;  // where the stage lies, and the phase of its barriers
+  int missing = stages - depth + 1;   // stages not asked for yet
   for (int turn = 0; turn < Parts(p.deal, ptx::block_again()).count; ++turn) {
     const Part part = Parts(p.deal, ptx::block_again())[turn];
     typename Worker::Sums sums = {};
 #pragma unroll 1
     for (int left = part.end - part.begin; left > 0; --left) {
-      wait_for_stage<Stage>(p.large);
-      // Now copies of all threads can be seen, and all warps are done with the stage before: its place is free.
-      __syncthreads();
+      ptx::wait_arrivals(place + Stage::kFull, parity);
+      worker.run_half(place, 0, sums);
+      // Why between the halves: all warps have read the stage before by now, and none waits for the slowest.
       if (missing-- > 0) {
-        const uint32_t used = before(place);
+        const bool first = place == base;
+        const uint32_t used = (first ? end : place) - Stage::kPlace;
+        ptx::wait_arrivals(used + Stage::kEmpty, parity ^ first);
         feed.ask_for_weights(at, used);
         feed.ask_for_x(at, used);
+        ptx::arrive_with_copies(used + Stage::kFull);
         at.next(p, blockIdx.x);
       }
-      ptx::commit();
-      worker.run_stage(place, sums);
-      if ((place += Stage::kBytes) == end) place = base;
+      worker.run_half(place, 1, sums);
+      __syncwarp();
+      if (lane == 0) ptx::arrive(place + Stage::kEmpty);
+      if ((place += Stage::kPlace) == end) place = base, parity ^= 1;
     }
     worker.finish(turn, sums);
   }

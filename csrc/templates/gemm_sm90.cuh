@@ -13,6 +13,9 @@
 //     worker 1   | task 1  | task 4  | 6, rest | 7... |
 //     worker 2   | task 2  | task 5  | 7, rest        |
 //
+// Up to 16 tokens tasks may have fewer rows, so that the device is full of whole ones: warps of a block, and two blocks
+// of a cluster, then share K, and their sums meet in shared memory (narrow/split.cuh).
+//
 // A worker stores y of a task that it has all of; of others it leaves the sums of its part in memory, and add_parts
 // makes y of them. Up to 16 tokens are multiplied by mma.sync (narrow.cuh), up to 128 by wgmma (wide.cuh), 16 rows a
 // warp; one warp brings stages of W, its scales and x to a ring in shared memory. Tiles of 144 tokens and more have a
@@ -36,10 +39,11 @@ namespace lowbit::gemm_sm90 {
 template <class Weight, class Act, class Tile, class Form>
 using WorkerOf = std::conditional_t<Tile::kWgmma, Wide<Weight, Act, Tile, Form>, Narrow<Weight, Act, Tile, Form>>;
 
-// Whether this target has what a tile needs; elsewhere its kernel is empty, and never launched (prepare).
+// Whether this target has what a tile needs; elsewhere its kernel is empty, and never launched (prepare). Without nvcc
+// it is a CPU that plays the device (tests).
 template <class Tile>
 constexpr bool kBuilt =
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDACC__)
     true;
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
     !Tile::kWgmma;
@@ -75,26 +79,31 @@ __global__ void __maxnreg__((Bounds<Tile, Form>::kRegisters)) multiply(const __g
     const uint32_t base = __shfl_sync(~0u, (ptx::shared_address(memory) + 1023) & ~1023u, 0);
     // Why a shuffle: the compiler then knows that a warp goes one way.
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, helper = warp - Tile::kWarps;
-    if (helper == 0 && lane == 0) {
-#pragma unroll 1
-      for (int i = 0; i < Map::kDepth; ++i) {
-        ptx::arrivals_init(base + Map::kFull + 8 * i, 1);
-        ptx::arrivals_init(base + Map::kSummed + 8 * i, kSummers * narrow::kSumLanes);
-        ptx::arrivals_init(base + Map::kEmpty + 8 * i, Tile::kWarps);
-      }
-      ptx::publish_barriers();
-    }
-    if (helper == 1 && lane == 0)
-      ptx::prefetch_map(p.maps[first_plane(Form::kZeros)]), ptx::prefetch_map(p.maps[kMapOfScales]),
-          ptx::prefetch_map(p.maps[kMapOfX]);
-    __syncthreads();
-
-    // ---- weights: they do not depend on the kernel before
     const Parts parts(p.deal, blockIdx.x);
     const Producer<Weight, Tile, Form> producer(p, blockIdx.x, parts, base);
     if (helper == 0) {
+      // ---- weights: they do not depend on the kernel before, nor on the other warps of this one
       if (ptx::elect_one()) producer.start();
+    } else if (helper == 1) {
+      if (ptx::elect_one()) {
+        const int arrivals = Tile::kWgmma ? Tile::kWarps : p.ring.split.row_tiles * p.ring.split.parts;
+#pragma unroll 1
+        for (int i = 0; i < producer.ring.depth(); ++i) {
+          if (Worker::kSummed) ptx::arrivals_init(base + Map::kSummed + 8 * i, 32 * kSummers);
+          ptx::arrivals_init(base + Map::kEmpty + 8 * i, arrivals);
+        }
+        if (!Tile::kWgmma && p.ring.split.blocks > 1) {
+          const Split& split = p.ring.split;
+          const int own = (split.row_tiles - (blockIdx.x & 1) + 1) / 2;
+          ptx::barrier_init(base + Map::kMet);
+          ptx::barrier_expect(base + Map::kMet, own * p.ring.slices * Tile::kColumns * 512);
+        }
+      }
+    } else if (helper == 2) {
+      if (ptx::elect_one()) ptx::prefetch_map(p.maps[kMapOfX]);
     }
+    __syncthreads();
+    if (!Tile::kWgmma && p.ring.split.blocks > 1) ptx::cluster_arrive_early();
     if constexpr (Weight::kCodebook) {
       CodebookTable<Weight::kBits, Act>::make(base + Map::kTable, p.codebook, warp, Tile::kThreads / 32, lane);
       __syncthreads();
@@ -104,11 +113,13 @@ __global__ void __maxnreg__((Bounds<Tile, Form>::kRegisters)) multiply(const __g
 
     // ---- everything else
     ptx::wait_for_previous_kernel();
+    // Blocks store into each other's memory only when both run.
+    if (!Tile::kWgmma && p.ring.split.blocks > 1) ptx::cluster_wait();
     if (helper == 0) {
       if (ptx::elect_one()) producer.go_on();
     } else if (helper > 0) {
-      constexpr float kUnit = 1.0f / lowbit::Decoder<Weight, Act>::kUnit;
-      if (Worker::kSummed) add_up_x<Act, typename Worker::Stage, Tile>(p, parts.stages, base, helper - 1, lane, kUnit);
+      if constexpr (Worker::kSummed)
+        add_up_x<Worker, Act, typename Worker::Stage, Tile>(p, parts.stages, base, helper - 1, lane);
     } else {
       worker.run(parts);
     }
@@ -151,12 +162,11 @@ inline int launch_kernels(const Kernels& kernels, const Traits& traits, const Ma
   if (!pose(traits, args, launch, affine, p)) return cudaErrorInvalidValue;
   for (int h = 0; h < 2; ++h) p.factor[h] = kernels.factor[h] * (kernels.scaled_later ? p.step : 1.0f);
   if (const cudaError_t error = prepare(kernels.multiply, kSharedAlone, launch.device, prepared)) return error;
-  const bool in_parts = p.deal.in_parts();
+  const bool in_parts = p.deal.in_parts() && p.ring.split.blocks == 1;
   if (in_parts)
     p.parts = static_cast<float*>(launch.scratch(launch.owner, int64_t{p.deal.sharers} * 2 * kernels.part_bytes));
-  const int blocks = p.deal.workers * traits.cluster;
-  if (const cudaError_t error =
-          start(kernels.multiply, &p, blocks, kernels.threads, kSharedAlone, traits.cluster, launch))
+  const int blocks = p.deal.workers * traits.cluster, cluster = traits.cluster * p.ring.split.blocks;
+  if (const cudaError_t error = start(kernels.multiply, &p, blocks, kernels.threads, kSharedAlone, cluster, launch))
     return error;
   if (!in_parts) return cudaSuccess;
   return start<Problem>(kernels.add, p, p.deal.left() * kernels.add_blocks, kernels.add_threads, 0, 1, launch);

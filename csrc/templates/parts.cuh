@@ -32,52 +32,66 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   }
 }
 
-// y of a warp's 16 rows from n on and the tokens of a tile from `token` on. sums(column, i): of row half i / 2, token
-// i % 2.
-template <class Act, class Tile, class Problem, class Sums>
-__device__ __forceinline__ void store_rows(const Problem& p, int n, int token, int lane, const Sums& sums) {
-  if (n >= p.n) return;
-  const int rows[2] = {n + lane / 4, n + lane / 4 + 8};
-  float bias[2] = {}, factor[2] = {p.factor[0], p.factor[1]};
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    if (rows[h] >= p.n) continue;
-    if (p.bias) bias[h] = load_bias(p.bias, p.bias_type, rows[h]);
-    factor[h] = row_factor(p, rows[h], factor[h]);
-  }
-  const bool pairs = n + 16 <= p.n && reinterpret_cast<uintptr_t>(p.y) % 4 == 0 && p.y_stride % 2 == 0;
-#pragma unroll
-  for (int column = 0; column < Tile::kColumns; ++column) {
-    if (8 * column >= p.tile_tokens || token + 8 * column >= p.m) break;
-    uint32_t pair[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-      // Turned, a lane has one token and two rows side by side.
-      pair[h] = ptx::transpose(pack_pair<Act>(fmaf(sums(column, 2 * h), factor[h], bias[h]),
-                                              fmaf(sums(column, 2 * h + 1), factor[h], bias[h])));
-    const int own = token + 8 * column + lane / 4;
-    if (own >= p.m) continue;
-    Act* to = static_cast<Act*>(p.y) + own * p.y_stride + n + lane % 4 * 2;
+// Where a warp stores y of its 16 rows from n on, and what sums of them still need. Why apart from the store: all of it
+// can be found while others are waited for.
+template <class Act, class Tile, class Problem>
+struct RowsOfY {
+  const Problem& p;
+  const int n, lane;
+  float bias[2], factor[2];
+  bool pairs;
+  Act* to;
+
+  __device__ RowsOfY(const Problem& problem, int first, int own_lane)
+      : p(problem), n(first), lane(own_lane), bias{}, factor{problem.factor[0], problem.factor[1]} {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (pairs) {
-        *reinterpret_cast<uint32_t*>(to + 8 * h) = pair[h];
-      } else {
-        const Act* values = reinterpret_cast<const Act*>(&pair[h]);
+      const int row = n + lane / 4 + 8 * h;
+      if (row >= p.n) continue;
+      if (p.bias) bias[h] = load_bias(p.bias, p.bias_type, row);
+      factor[h] = row_factor(p, row, factor[h]);
+    }
+    pairs = n + 16 <= p.n && reinterpret_cast<uintptr_t>(p.y) % 4 == 0 && p.y_stride % 2 == 0;
+    to = static_cast<Act*>(p.y) + n + lane % 4 * 2;
+  }
+
+  // Tokens of a tile from `token` on. sums(column, i): of row half i / 2, token i % 2.
+  template <class Sums>
+  __device__ __forceinline__ void store(int token, const Sums& sums) const {
+    if (n >= p.n) return;
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-          if (n + 8 * h + lane % 4 * 2 + i < p.n) to[8 * h + i] = values[i];
+    for (int column = 0; column < Tile::kColumns; ++column) {
+      if (8 * column >= p.tile_tokens || token + 8 * column >= p.m) break;
+      uint32_t pair[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        // Turned, a lane has one token and two rows side by side.
+        pair[h] = ptx::transpose(pack_pair<Act>(fmaf(sums(column, 2 * h), factor[h], bias[h]),
+                                                fmaf(sums(column, 2 * h + 1), factor[h], bias[h])));
+      const int own = token + 8 * column + lane / 4;
+      if (own >= p.m) continue;
+      Act* here = to + own * p.y_stride;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (pairs) {
+          *reinterpret_cast<uint32_t*>(here + 8 * h) = pair[h];
+        } else {
+          const Act* values = reinterpret_cast<const Act*>(&pair[h]);
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            if (n + 8 * h + lane % 4 * 2 + i < p.n) here[8 * h + i] = values[i];
+        }
       }
     }
   }
-}
+};
 
 // These are all sums of a task. rank: of the block in its cluster; warp: which of the block's row tiles it is.
 template <class Act, class Tile, class Problem, class Sums>
 __device__ __forceinline__ void store_task(const Problem& p, int task, int rank, int warp, int lane, const Sums& sums) {
   const Spot spot = spot_of(task, p.row_blocks, p.token_tiles);
-  store_rows<Act, Tile>(p, ((spot.row_block * Tile::kCluster + rank) * Tile::kRowTiles + warp) * 16,
-                        spot.token_tile * p.tile_tokens, lane, sums);
+  const int row_tile = (spot.row_block * Tile::kCluster + rank) * Tile::kRowTiles + warp;
+  RowsOfY<Act, Tile, Problem>(p, row_tile * 16, lane).store(spot.token_tile * p.tile_tokens, sums);
 }
 
 // These are those of a part of one, which lies at `place` of its worker.

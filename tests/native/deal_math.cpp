@@ -8,24 +8,27 @@
 #include <vector>
 
 #include "cuda/plan.h"
+#include "templates/narrow/split.cuh"
 
 namespace py = pybind11;
 using lowbit::Cut;
 
-PYBIND11_MODULE(deal_math, m) {
-  // [worker, task, begin, end, place] of every part, in the order of each worker.
-  m.def("parts", [](int tasks, int stages, int most, bool even) {
-    const lowbit::Deal deal = lowbit::deal(tasks, stages, most, even);
-    std::vector<std::array<int, 5>> found;
-    for (int worker = 0; worker < deal.workers; ++worker) {
-      const lowbit::Parts parts(deal, worker);
-      for (int turn = 0; turn < parts.count; ++turn) {
-        const lowbit::Part part = parts[turn];
-        found.push_back({worker, part.task, part.begin, part.end, part.place});
-      }
+// [worker, task, begin, end, place] of every part, in the order of each worker.
+static std::vector<std::array<int, 5>> parts_of(const lowbit::Deal& deal) {
+  std::vector<std::array<int, 5>> found;
+  for (int worker = 0; worker < deal.workers; ++worker) {
+    const lowbit::Parts parts(deal, worker);
+    for (int turn = 0; turn < parts.count; ++turn) {
+      const lowbit::Part part = parts[turn];
+      found.push_back({worker, part.task, part.begin, part.end, part.place});
     }
-    return found;
-  });
+  }
+  return found;
+}
+
+PYBIND11_MODULE(deal_math, m) {
+  m.def("parts",
+        [](int tasks, int stages, int most, bool even) { return parts_of(lowbit::deal(tasks, stages, most, even)); });
   m.def("stages_of", [](int tasks, int stages, int most, bool even, int worker) {
     const lowbit::Deal deal = lowbit::deal(tasks, stages, most, even);
     return lowbit::Parts(deal, worker).stages;
@@ -64,5 +67,15 @@ PYBIND11_MODULE(deal_math, m) {
     return lowbit::cuda::is_for(static_cast<lowbit::cuda::Family>(family), tokens, capability);
   });
   m.def("part_of", [](int each, int more, int at) { return Cut{each, more}.part_of(at); });
+  m.def("quotient", [](int all, int by) { return lowbit::quotient(all, by, lowbit::inverse_of(by)); });
+  // [worker, task, begin, end, place] of every part where tasks are never cut, or by two blocks of a cluster.
+  m.def("parts_of_whole", [](int tasks, int stages, int most, int blocks) {
+    return parts_of(lowbit::narrow::deal_whole(tasks, stages, most, blocks));
+  });
+  // row_tiles, parts, blocks, early.
+  m.def("split_of", [](int64_t tiles, int64_t steps, int tokens, int bits, std::array<int, 2> clusters, uint32_t fits) {
+    const lowbit::Split split = lowbit::cuda::split_of({tiles, steps, tokens, bits, clusters.data(), fits});
+    return std::array<int, 4>{split.row_tiles, split.parts, split.blocks, split.early};
+  });
   m.def("start", [](int each, int more, int part) { return Cut{each, more}(part); });
 }

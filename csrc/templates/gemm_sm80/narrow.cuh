@@ -19,12 +19,12 @@ template <class Weight, class Act, class Tile, class Form>
 struct Helper {
   using Stage = gemm_sm80::Stage<Weight, Tile, Form>;
   using Ring = gemm_sm80::Ring<Stage>;
-  using Place = typename Ring::Place;
-  static constexpr bool kSummed = NarrowWorker<Weight, Act, Tile, Form>::kSummed;
+  using Place = narrow::Place;
+  using Worker = NarrowWorker<Weight, Act, Tile, Form>;
+  static constexpr bool kSummed = Worker::kSummed;
   // A warp adds up 128 k of x of 8 tokens at a time.
   static constexpr int kUnits = Stage::kSteps * Tile::kColumns, kHelpers = Tile::kCopiers / 32;
-  static constexpr int kSummers = kUnits < kHelpers ? kUnits : kHelpers;
-  static_assert(kUnits % kSummers == 0);
+  static constexpr int kSummers = Stage::kGroups > 0 || kUnits >= kHelpers ? kHelpers : kUnits;
 
   const Problem& p;
   const Ring ring;
@@ -53,14 +53,17 @@ struct Helper {
     if (!kSummed) return;
     ptx::wait_arrivals(ring.full(place.index), place.parity);
     if (helper < kSummers) {
+      const float factor[2] = {Worker::sum_factor(p, 0), Worker::sum_factor(p, 1)};
+      Worker::Groups::make(p, Tile::kRowTiles, ring.stage(place.index), helper * 32 + lane, kSummers * 32);
 #pragma unroll
-      for (int i = 0; i < kUnits / kSummers; ++i) {
-        const int unit = helper + i * kSummers, step = unit / Tile::kColumns, column = unit % Tile::kColumns;
-        narrow::add_up_column<Act, Stage>(ring.stage(place.index) + 2 * step * Stage::kXBox + column * 1024,
-                                          ring.sums(place.index) + unit * (32 * narrow::kSumsOfStep<Stage>), lane,
-                                          1.0f / lowbit::Decoder<Weight, Act>::kUnit, p.group_fragments > 0);
+      for (int unit = helper; Worker::kSums && unit < kUnits; unit += kSummers) {
+        const int step = unit / Tile::kColumns, column = unit % Tile::kColumns;
+        narrow::add_up_column<Act, Stage>(
+            ring.stage(place.index) + 2 * step * Stage::kXBox + column * 1024,
+            ring.sums(place.index) + unit * (narrow::kSumBytes<Stage> * narrow::kSumsOfStep<Stage>), lane, factor,
+            p.group_fragments > 0);
       }
-      if (lane < narrow::kSumLanes) ptx::arrive(ring.summed(place.index));
+      ptx::arrive(ring.summed(place.index));  // each lane for what it stored
     }
     place.next();
   }
@@ -108,20 +111,19 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) multiply_narrow(const __gri
   const typename Helper::Ring ring{__shfl_sync(~0u, ptx::shared_address(memory), 0),
                                    p.large ? Stage::kLarge : Stage::kSmall};
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  if (threadIdx.x == Tile::kFirstCopier) {
+  const Parts parts(p.deal, blockIdx.x);
+  const Helper helper(p, ring, parts.stages, warp - Tile::kWarps, lane);
+
+  // ---- weights: they do not depend on the kernel before, nor on the barriers that others make meanwhile
+  if (warp >= Tile::kWarps) {
+    helper.start();
+  } else if (warp < 3 && lane == 0) {
+    const uint32_t first = warp == 0 ? ring.full(0) : warp == 1 ? ring.summed(0) : ring.empty(0);
+    const int arrivals = warp == 0 ? Tile::kCopiers : warp == 1 ? 32 * Helper::kSummers : Tile::kWarps;
 #pragma unroll 1
-    for (int i = 0; i < ring.depth; ++i) {
-      ptx::arrivals_init(ring.full(i), Tile::kCopiers);
-      ptx::arrivals_init(ring.summed(i), Helper::kSummers * narrow::kSumLanes);
-      ptx::arrivals_init(ring.empty(i), Tile::kWarps);
-    }
+    for (int i = 0; i < ring.depth; ++i) ptx::arrivals_init(first + 8 * i, arrivals);
   }
   __syncthreads();
-  const Parts parts(p.deal, blockIdx.x);
-
-  // ---- weights: they do not depend on the kernel before
-  const Helper helper(p, ring, parts.stages, warp - Tile::kWarps, lane);
-  if (warp >= Tile::kWarps) helper.start();
   ptx::wait_for_previous_kernel();
 
   // ---- everything else

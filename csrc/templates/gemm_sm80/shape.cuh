@@ -6,6 +6,7 @@
 #include "../../args.h"
 #include "../deal.cuh"
 #include "../layout.cuh"
+#include "../narrow/ring.cuh"
 
 namespace lowbit::gemm_sm80 {
 
@@ -53,20 +54,32 @@ struct Stage {
   static constexpr int kXBox = Tile::kTokens * 128;                           // bytes of 64 k
   static constexpr int kStepCodes = Tile::kRowTiles * 256 * kBits;            // and of 128 k
   static constexpr int kStepScales = Tile::kRowTiles * 32 * (kFine ? 8 : 1);  // room for them
-  static constexpr int kStepBytes = 2 * kXBox + kStepCodes + kStepScales * (kZeros ? 2 : 1);
+  // What helpers make of scales and zeros: narrow/worker.cuh.
   static constexpr int kMost = Tile::kNarrow ? 8 : 5;  // stages in a ring. Why no more: enough bytes are under way then
-  static constexpr int kStepSums = Tile::kTokens * 4 * (kFine ? 8 : 1);  // of x: narrow/x_sums.cuh
+  static constexpr int kStepSums = Tile::kTokens * (kZeros ? 4 : 8) * (kFine ? 8 : 1);  // of x: narrow/x_sums.cuh
+  static constexpr int kStepRaw = 2 * kXBox + kStepCodes + kStepScales * (kZeros ? 2 : 1);
+  static constexpr int kRoomOfGroups = Tile::kRowTiles * (kFine ? 4 : 1) * (kZeros ? 128 : 64);
+  // Whether helpers make what scales and zeros are worth (narrow/groups.cuh): where two stages stay in a small ring,
+  // and not for fine groups of 16 tokens, whose workers have no register left.
+  static constexpr bool kMakes = Tile::kNarrow && !(kFine && Tile::kTokens == 16) &&
+                                 2 * (kStepRaw + kRoomOfGroups) + kMost * (3 * 8 + kStepSums) + 128 <= kSharedSmall;
+  static constexpr int kStepGroups = kMakes ? kRoomOfGroups : 0, kStepBytes = kStepRaw + kStepGroups;
   // Why two where they fit: a third of a narrow worker's instructions are those of a stage.
   static constexpr int kTwo = 2 * (2 * kStepBytes) + kMost * (3 * 8 + 2 * kStepSums) + 128;
-  static constexpr bool kScarce = kFine && Tile::kTokens == 16 && kBits <= 3;  // registers: 12.0 would spill
+  static constexpr bool kScarce =
+      Tile::kTokens == 16 && (kFine ? kBits <= 3 : kBits == 3);  // registers: it would spill
   static constexpr int kSteps = Tile::kTokens <= 16 && kTwo <= kSharedSmall && !kScarce ? 2 : 1;
-  static constexpr int kX = 2 * kXBox * kSteps, kCodes = kStepCodes * kSteps, kScales = kStepScales * kSteps;
+  static constexpr int kX = 2 * kXBox * kSteps, kXAt = 0, kCodesAt = kX, kCodes = kStepCodes * kSteps,
+                       kScales = kStepScales * kSteps;
   static constexpr int kBytes = kStepBytes * kSteps, kSums = kStepSums * kSteps;
-  static_assert(kBytes % 128 == 0);                                                              // swizzles repeat
+  static constexpr int kGroups = kStepGroups * kSteps, kGroupsAt = kBytes - kGroups;
+  static_assert(kBytes % 128 == 0);  // swizzles repeat
+  // Wide tiles: behind each stage the barriers of its place, copies that have come and warps that have read.
+  static constexpr int kFull = kBytes, kEmpty = kBytes + 8, kPlace = Tile::kNarrow ? kBytes : kBytes + 128;
   static constexpr int kHead = Tile::kNarrow ? (kMost * (3 * 8 + kSums) + 127) / 128 * 128 : 0;  // bytes before stages
   // Stages in the ring of a device of either kind; fewer than 2: the tile is not for it.
   static constexpr int fit(int shared) {
-    const int stages = (shared - kHead) / kBytes;
+    const int stages = (shared - kHead) / kPlace;
     return stages > kMost ? kMost : stages;
   }
   static constexpr int kLarge = fit(kSharedLarge), kSmall = fit(kSharedSmall);
@@ -78,23 +91,13 @@ struct Stage {
 // The ring of narrow tiles, as narrow/worker.cuh wants it: barriers, sums of x, stages.
 template <class Stage>
 struct Ring {
-  static constexpr bool kApart = true;
+  static constexpr bool kApart = true, kSplits = false;
   static constexpr bool kSumsLast = true;  // sums of x follow from all of a stage: who has seen them has seen that
 
   const uint32_t base;
   const int depth;  // stages
 
-  // Which place comes next, and the phase that its barriers are in.
-  struct Place {
-    int depth;
-    uint32_t index = 0, parity = 0;
-    __device__ explicit Place(int stages) : depth(stages) {}
-    __device__ __forceinline__ void next() {
-      if (static_cast<int>(++index) == depth) index = 0, parity ^= 1;
-    }
-  };
-
-  __device__ __forceinline__ Place first() const { return Place(depth); }
+  __device__ __forceinline__ narrow::Place first() const { return narrow::Place(depth); }
   __device__ __forceinline__ uint32_t full(uint32_t place) const { return base + 8 * place; }
   __device__ __forceinline__ uint32_t summed(uint32_t place) const { return full(Stage::kMost + place); }
   __device__ __forceinline__ uint32_t empty(uint32_t place) const { return full(2 * Stage::kMost + place); }

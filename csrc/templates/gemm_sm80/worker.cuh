@@ -95,11 +95,6 @@ struct Worker {
     }
   }
 
-  __device__ __forceinline__ void run_stage(uint32_t stage, Sums& sums) const {
-#pragma unroll 1  // Why: else the words of both halves take registers at once
-    for (int half = 0; half < 2; ++half) run_half(stage, half, sums);
-  }
-
   // All sums of part `turn` have been made: to y, where it is all of a task, or to memory. Why the part is found again:
   // every register is taken before.
   __device__ __forceinline__ void finish(int turn, Sums& sums) const {

@@ -33,6 +33,27 @@ __device__ __forceinline__ void ask_for_rows(const PosedOf<Stage>& p, int stage,
   if (Stage::kZeros) ptx::copy_box(to + Stage::kScales, p.maps[kMapOfZeros], word, tile, barrier, policy);
 }
 
+// The same for tiles of up to 16 tokens, whose warps may share row tiles (narrow/split.cuh).
+template <class Stage>
+__device__ __forceinline__ void ask_for_split(const PosedOf<Stage>& p, int stage, int row_block, uint32_t to,
+                                              uint32_t barrier, int bytes_beside, uint64_t policy) {
+  const int row_tiles = p.ring.split.row_tiles, tile = row_block * row_tiles, step = stage * p.ring.steps;
+  const uint32_t groups_bytes = p.stage_groups * p.group_bytes * row_tiles;
+  const uint32_t codes = row_tiles * p.ring.steps * (256 * Stage::kBits);
+  ptx::barrier_expect(barrier, bytes_beside + codes + groups_bytes * (Stage::kZeros ? 2 : 1));
+#pragma unroll
+  for (int width = 8; width >= 1; width /= 2) {
+    if (!(Stage::kBits & width)) continue;
+    ptx::copy_box(to, p.maps[first_plane(Stage::kZeros) + planes::plane_index(Stage::kBits, width)], 0,
+                  stage * p.box_steps, tile, barrier, policy);
+    to += narrow::kWorkers * Stage::kSteps * 256 * width;
+  }
+  const int group = Stage::kFine ? step * 8 >> p.group_fragments : step >> p.group_steps;
+  const int word = group * (Stage::kFloatScales ? p.group_bytes / 8 : 4);
+  ptx::copy_box(to, p.maps[kMapOfScales], word, tile, barrier, policy);
+  if (Stage::kZeros) ptx::copy_box(to + Stage::kScales, p.maps[kMapOfZeros], word, tile, barrier, policy);
+}
+
 // One thread asks for all stages of a block, one after the other.
 template <class Weight, class Tile, class Form>
 struct Producer {
@@ -40,7 +61,8 @@ struct Producer {
   using Map = gemm_sm90::Map<Stage>;
 
   const PosedOf<Stage>& p;
-  const uint32_t base;
+  const Ring<Stage> ring;
+  const int steps;         // of 128 k in a stage
   const int count, early;  // stages
   const int worker;
   const Cursor first;
@@ -48,26 +70,40 @@ struct Producer {
 
   __device__ Producer(const PosedOf<Stage>& problem, int own_worker, const Parts& parts, uint32_t shared)
       : p(problem),
-        base(shared),
+        ring{shared, problem.ring},
+        steps(Stage::kNarrow ? problem.ring.steps : Stage::kSteps),
         count(parts.stages),
-        early(min(Map::kEarly, max(count / 4, 1))),
+        early(min(Stage::kNarrow ? problem.ring.split.early : Map::kEarly, max(count / 4, 1))),
         worker(own_worker),
         first(problem, own_worker) {}
 
   __device__ __forceinline__ void ask_for_weights(const Cursor& at, int place) const {
-    ask_for_rows<Stage, Tile>(p, at.stage, at.row_block * Tile::kRowTiles, base + place * Stage::kBytes + Stage::kX,
-                              base + Map::kFull + 8 * place, 2 * Stage::kSteps * 128 * p.tile_tokens, once);
+    const uint32_t to = ring.stage(place) + Stage::kCodesAt;
+    const int x_bytes = 2 * steps * 128 * p.tile_tokens;
+    if constexpr (Stage::kNarrow) {
+      ask_for_split<Stage>(p, at.stage, at.row_block, to, ring.full(place), x_bytes, once);
+    } else {
+      ask_for_rows<Stage, Tile>(p, at.stage, at.row_block * Tile::kRowTiles, to, ring.full(place), x_bytes, once);
+    }
   }
 
   __device__ __forceinline__ void ask_for_x(const Cursor& at, int place) const {
-#pragma unroll
-    for (int i = 0; i < 2 * Stage::kSteps; ++i)
-      ptx::copy_box(base + place * Stage::kBytes + i * Stage::kXBox, p.maps[kMapOfX],
-                    (at.stage * 2 * Stage::kSteps + i) * 64, at.token, base + Map::kFull + 8 * place, again);
+    const uint32_t to = ring.stage(place) + Stage::kXAt;
+    const int boxes = 2 * steps;
+    if constexpr (Stage::kNarrow) {
+      if (p.deep_x) return ptx::copy_box(to, p.maps[kMapOfX], 0, at.token, at.stage * boxes, ring.full(place), again);
+    }
+#pragma unroll Stage::kNarrow ? 1 : 8
+    for (int i = 0; i < boxes; ++i)
+      ptx::copy_box(to + i * Stage::kXBox, p.maps[kMapOfX], (at.stage * boxes + i) * 64, at.token, ring.full(place),
+                    again);
   }
 
-  // Before the kernel before has ended: weights alone.
+  // Before the kernel before has ended: weights alone, and before any other warp of the block is needed.
   __device__ __forceinline__ void start() const {
+#pragma unroll 1
+    for (int i = 0; i < ring.depth(); ++i) ptx::arrivals_init(ring.full(i), 1);
+    ptx::publish_barriers();
     Cursor at = first;
 #pragma unroll 1
     for (int i = 0; i < early; ++i) {
@@ -78,12 +114,15 @@ struct Producer {
 
   // After.
   __device__ __forceinline__ void go_on() const {
+    // Why apart: the address of x would be found after all that the loop needs.
+    ask_for_x(first, 0);
     Cursor at = first;
-    Place<Map::kDepth> place;
+    auto place = ring.first();
+    at.next(p, worker), place.next();
 #pragma unroll 1
-    for (int i = 0; i < count; ++i) {
+    for (int i = 1; i < count; ++i) {
       // The first round finds all places empty.
-      if (i >= Map::kDepth) ptx::wait_arrivals(base + Map::kEmpty + 8 * place.index, place.parity ^ 1);
+      if (i >= ring.depth()) ptx::wait_arrivals(ring.empty(place.index), place.parity ^ 1);
       if (i >= early) ask_for_weights(at, place.index);
       ask_for_x(at, place.index);
       at.next(p, worker);
@@ -92,24 +131,26 @@ struct Producer {
   }
 };
 
-// Sums of x, in units of 1 / Decoder::kUnit. A warp takes every third of the steps and columns of a stage.
-template <class Act, class Stage, class Tile>
-__device__ __forceinline__ void add_up_x(const Problem& p, int stages, uint32_t base, int summer, int lane,
-                                         float unit) {
-  using Map = gemm_sm90::Map<Stage>;
-  Place<Map::kDepth> place;
+// Sums of x, and what groups are worth. A warp takes every third of the steps and columns of a stage.
+template <class Worker, class Act, class Stage, class Tile>
+__device__ __forceinline__ void add_up_x(const Problem& p, int stages, uint32_t base, int summer, int lane) {
+  const float factor[2] = {Worker::sum_factor(p, 0), Worker::sum_factor(p, 1)};
+  const Ring<Stage> ring{base, p.ring};
+  auto place = ring.first();
 #pragma unroll 1
   for (int at = 0; at < stages; ++at, place.next()) {
-    ptx::wait_arrivals(base + Map::kFull + 8 * place.index, place.parity);
+    ptx::wait_arrivals(ring.full(place.index), place.parity);
+    Worker::Groups::make(p, p.ring.split.row_tiles, ring.stage(place.index), summer * 32 + lane, kSummers * 32);
+    const uint32_t x = ring.stage(place.index) + Stage::kXAt, to = ring.sums(place.index);
 #pragma unroll 2
-    for (int unit_of_stage = summer; unit_of_stage < Stage::kSteps * Tile::kColumns; unit_of_stage += kSummers) {
+    for (int unit_of_stage = summer; Worker::kSums && unit_of_stage < p.ring.steps * Tile::kColumns;
+         unit_of_stage += kSummers) {
       const int step = unit_of_stage / Tile::kColumns, column = unit_of_stage % Tile::kColumns;
-      narrow::add_up_column<Act, Stage>(
-          base + place.index * Stage::kBytes + 2 * step * Stage::kXBox + column * 1024,
-          base + Map::kSums + place.index * Stage::kSums + unit_of_stage * (32 * narrow::kSumsOfStep<Stage>), lane,
-          unit, p.group_fragments > 0);
+      narrow::add_up_column<Act, Stage>(x + 2 * step * Stage::kXBox + column * 1024,
+                                        to + unit_of_stage * (narrow::kSumBytes<Stage> * narrow::kSumsOfStep<Stage>),
+                                        lane, factor, p.group_fragments > 0);
     }
-    if (lane < narrow::kSumLanes) ptx::arrive(base + Map::kSummed + 8 * place.index);
+    ptx::arrive(ring.summed(place.index));  // each lane for what it stored
   }
 }
 

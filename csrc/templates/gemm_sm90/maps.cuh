@@ -17,20 +17,23 @@ using EncodeMap = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, vo
                                const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
                                CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-// A 2-D tensor [outer][inner] whose rows lie `pitch` bytes apart, read in boxes of box_outer x box_inner.
+// A tensor of two or three dimensions, the innermost first, whose rows lie so many bytes apart, read in boxes.
 struct Plane {
   const void* data;
-  uint64_t inner, outer, pitch;
-  uint32_t box_inner, box_outer;
+  int dimensions;
+  uint64_t size[3], pitch[2];
+  uint32_t box[3];
 };
 
 inline bool describe(const Launch& launch, CUtensorMap& map, CUtensorMapDataType type, CUtensorMapSwizzle swizzle,
                      const Plane& plane) {
-  const cuuint64_t sizes[2] = {plane.inner, plane.outer}, pitches[1] = {plane.pitch};
-  const cuuint32_t box[2] = {plane.box_inner, plane.box_outer}, each[2] = {1, 1};
+  const cuuint64_t sizes[3] = {plane.size[0], plane.size[1], plane.size[2]};
+  const cuuint64_t pitches[2] = {plane.pitch[0], plane.pitch[1]};
+  const cuuint32_t each[3] = {1, 1, 1};
   const auto encode = reinterpret_cast<EncodeMap>(launch.encode_tensor_map);
-  return encode(&map, type, 2, const_cast<void*>(plane.data), sizes, pitches, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return encode(&map, type, plane.dimensions, const_cast<void*>(plane.data), sizes, pitches, plane.box, each,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 // What of a kernel its problem depends on. Why not types: this is then compiled once, not for every kernel.
@@ -40,42 +43,78 @@ struct Traits {
   int tokens, row_tiles, cluster;  // of its tile
   bool wgmma;
   int steps;  // of 128 k, in a stage
+  narrow::StageBytes parts;
+  int most, room;  // stages in a ring, bytes for them
 };
 
 template <class Weight, class Tile, class Form>
-constexpr Traits kTraits = {Weight::kBits,  Weight::kFloat, Form::kFine,
-                            Form::kZeros,   Tile::kTokens,  Tile::kRowTiles,
-                            Tile::kCluster, Tile::kWgmma,   Stage<Weight, Tile, Form>::kSteps};
+constexpr Traits kTraits = {Weight::kBits,
+                            Weight::kFloat,
+                            Form::kFine,
+                            Form::kZeros,
+                            Tile::kTokens,
+                            Tile::kRowTiles,
+                            Tile::kCluster,
+                            Tile::kWgmma,
+                            Stage<Weight, Tile, Form>::kSteps,
+                            Stage<Weight, Tile, Form>::kParts,
+                            kMostStages,
+                            room_of<Stage<Weight, Tile, Form>>()};
 
 // Fills in the problem; false when a tensor is none that the copy engine can read.
 inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& launch, Affine affine,
                  Posed<kMostMaps>& p) {
   const layout::Packed packed(Layout::kNvidia, args.w.n, args.w.k, traits.bits);
   const uint64_t groups = groups_of(args.w), tiles = (args.w.n + 15) / 16;
-  const auto box_tiles = static_cast<uint32_t>(traits.row_tiles);
   const GroupLength group = group_length(args.w);
   p.group_steps = group.steps, p.group_fragments = group.fragments;
-  p.stage_groups = std::max(traits.fine ? traits.steps * 8 >> group.fragments : traits.steps >> group.steps, 1);
+  p.fp32_scales = args.w.scale_type == ScaleType::kFloat32, p.group_bytes = p.fp32_scales ? 64 : 32;
+  const uint64_t words = p.group_bytes / 8;
+  const int64_t steps = packed.cols / kStepK;
+  const bool narrow = !traits.wgmma;
+  if (narrow) {
+    // Scales of a stage are a box: 256 words of 8 bytes at most.
+    const int most_groups = static_cast<int>(256 / words);
+    const int most_steps = traits.fine && group.fragments < 3 ? most_groups << group.fragments >> 3 : most_groups;
+    p.ring =
+        narrow::stages_of(traits.parts, traits.steps, static_cast<int64_t>(tiles), steps, traits.tokens, traits.bits,
+                          launch, groups > 1 ? group.steps : -1, most_steps, traits.most, traits.room);
+  }
+  const Split split = p.ring.split;
+  const int row_tiles = narrow ? split.row_tiles : traits.row_tiles, own_steps = traits.steps * split.parts;
+  const auto box_tiles = static_cast<uint32_t>(row_tiles);
+  p.stage_groups = std::max(traits.fine ? own_steps * 8 >> group.fragments : own_steps >> group.steps, 1);
 
   constexpr auto kWords = CU_TENSOR_MAP_DATA_TYPE_UINT64;  // of 8 bytes: a box may have 256 of them
   bool good = true;
   for (int width = 8; width >= 1; width /= 2) {
     if (!(traits.bits & width)) continue;
     const uint64_t row = packed.cols * 2 * width;
-    const Plane plane{args.w.codes + packed.rows / 8 * packed.cols * layout::plane_low(traits.bits, width),
-                      row / 8,
-                      static_cast<uint64_t>(packed.rows / 16),
-                      row,
-                      static_cast<uint32_t>(traits.steps * 32 * width),
-                      box_tiles};
+    const uint64_t rows = packed.rows / 16;
+    const auto step = static_cast<uint32_t>(32 * width);
+    Plane plane{args.w.codes + packed.rows / 8 * packed.cols * layout::plane_low(traits.bits, width),
+                2,
+                {row / 8, rows},
+                {row},
+                {traits.steps * step, box_tiles}};
+    if (narrow) {
+      // A box is no longer than 256 words. What lies side by side in one divides a row: what is beyond it becomes 0.
+      const int together = steps % traits.steps ? 1 : traits.steps;
+      p.box_steps = own_steps / together;
+      plane = {plane.data,
+               3,
+               {together * step, row / 8 / (together * step), rows},
+               {together * step * 8, row},
+               {together * step, static_cast<uint32_t>(p.box_steps), box_tiles}};
+    }
     good &= describe(launch, p.maps[first_plane(traits.zeros) + planes::plane_index(traits.bits, width)], kWords,
                      CU_TENSOR_MAP_SWIZZLE_NONE, plane);
   }
-  p.fp32_scales = args.w.scale_type == ScaleType::kFloat32, p.group_bytes = p.fp32_scales ? 64 : 32;
-  const uint64_t words = p.group_bytes / 8;
-  Plane scales{
-      args.w.scales, groups * words, tiles, groups * p.group_bytes, static_cast<uint32_t>(p.stage_groups * words),
-      box_tiles};
+  Plane scales{args.w.scales,
+               2,
+               {groups * words, tiles},
+               {groups * p.group_bytes},
+               {static_cast<uint32_t>(p.stage_groups * words), box_tiles}};
   good &= describe(launch, p.maps[kMapOfScales], kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
   scales.data = args.w.zeros;
   if (traits.zeros) good &= describe(launch, p.maps[kMapOfZeros], kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
@@ -84,20 +123,21 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   // Why: what lies beyond the last token comes slowly, although it is never read (docs/notes/gemm-sm90.md).
   p.tile_tokens = static_cast<int>(layout::round_up((p.m + p.token_tiles - 1) / p.token_tiles, 8 * traits.cluster));
   const int64_t row_stride = args.x.m > 1 ? args.x.row_stride : layout::round_up(args.w.k, 8);
-  const Plane x{args.x.data,
-                static_cast<uint64_t>(args.w.k),
-                static_cast<uint64_t>(args.x.m),
-                static_cast<uint64_t>(row_stride * 2),
-                64,
-                static_cast<uint32_t>(p.tile_tokens / traits.cluster)};
+  const uint64_t k = args.w.k, m = args.x.m, pitch = row_stride * 2;
+  const auto tokens = static_cast<uint32_t>(p.tile_tokens / traits.cluster);
+  Plane x{args.x.data, 2, {k, m}, {pitch}, {64, tokens}};
+  // All of a stage at once. Why: boxes of a few tokens come slowly.
+  p.deep_x = narrow && k % 64 == 0 && p.tile_tokens == traits.tokens;
+  if (p.deep_x) x = {x.data, 3, {64, m, k / 64}, {pitch, 128}, {64, tokens, static_cast<uint32_t>(2 * own_steps)}};
   good &= describe(launch, p.maps[kMapOfX], CU_TENSOR_MAP_DATA_TYPE_UINT16, CU_TENSOR_MAP_SWIZZLE_128B, x);
 
-  const int rows = 16 * traits.row_tiles * traits.cluster, most = launch.clusters[traits.cluster / 2];
+  const int rows = 16 * row_tiles * traits.cluster, most = launch.clusters[traits.cluster / 2];
   p.row_blocks = (p.n + rows - 1) / rows;
   const int64_t tasks = int64_t{p.row_blocks} * p.token_tiles;
-  const int64_t stages = (packed.cols / kStepK + traits.steps - 1) / traits.steps;
+  const int64_t stages = layout::round_up((steps + own_steps - 1) / own_steps, split.blocks);
   if (std::max(tasks, stages * most) > INT32_MAX) return false;
-  p.deal = deal(static_cast<int>(tasks), static_cast<int>(stages), most, traits.wgmma);
+  p.deal = p.ring.whole ? deal(static_cast<int>(tasks), static_cast<int>(stages), most, traits.wgmma)
+                        : narrow::deal_whole(static_cast<int>(tasks), static_cast<int>(stages), most, split.blocks);
   p.y = args.y.data, p.y_stride = args.y.row_stride, p.lines = has_lines(args);
   p.bias = args.y.bias, p.bias_type = args.y.bias_type, p.row_scales = args.w.row_scales;
   p.step = traits.is_float ? 1.0f : affine.step;

@@ -15,7 +15,7 @@ struct Narrow : NarrowWorker<Weight, Act, Tile, Form> {
   using Map = gemm_sm90::Map<Stage>;
 
   __device__ Narrow(const Problem& p, uint32_t base, int warp, int lane)
-      : NarrowWorker<Weight, Act, Tile, Form>(p, Ring<Stage>{base}, base + Map::kTable, warp, lane) {}
+      : NarrowWorker<Weight, Act, Tile, Form>(p, Ring<Stage>{base, p.ring}, base + Map::kTable, warp, lane) {}
 };
 
 }  // namespace lowbit::gemm_sm90

@@ -3,11 +3,14 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../../args.h"
 #include "../deal.cuh"
 #include "../dequant/planes.cuh"
 #include "../layout.cuh"
+#include "../narrow/ring.cuh"
+#include "../narrow/split.cuh"
 
 namespace lowbit::gemm_sm90 {
 
@@ -40,16 +43,21 @@ constexpr int kTableBytes = 32 * 1024 + 128;  // room for the table of a codeboo
 //
 //   x      [64 k][token][128 bytes], swizzled    codes   plane by plane, [row tile][step][tile of the plane]
 //   scales [row tile][group][32 bytes], then zeros alike
+//
+// Up to 16 tokens x is last, and sums of it behind, both as often as a block has parts of K (narrow/split.cuh).
 template <class Weight, class Tile, class Form>
 struct Stage {
   static constexpr int kBits = Weight::kBits;
-  static constexpr bool kFine = Form::kFine, kZeros = Form::kZeros;
+  static constexpr bool kFine = Form::kFine, kZeros = Form::kZeros, kNarrow = !Tile::kWgmma;
   static constexpr int kXBox = Tile::kTokens * 128;  // bytes of 64 k
   static constexpr int kStepBytes = 2 * kXBox + Tile::kRowTiles * 256 * kBits;
   // As many as a box holds (256 items of 8 bytes a row tile of the widest plane), and some stages fit.
   static constexpr int kWidest = kBits & 8 ? 8 : kBits & 4 ? 4 : 2;
   static constexpr int kMost = 44 * 1024 / kStepBytes < 8 / kWidest ? 44 * 1024 / kStepBytes : 8 / kWidest;
-  static constexpr int kSteps = kMost >= 4 ? 4 : kMost >= 2 ? 2 : 1;
+  // Why fewer of narrow tiles with fine groups: what helpers make of these takes room.
+  static constexpr int kMostFine = !kNarrow || !kFine || Weight::kCodebook ? 4 : kBits <= 2 ? 2 : 1;
+  static constexpr int kAtMost = kMost < kMostFine ? kMost : kMostFine;
+  static constexpr int kSteps = kAtMost >= 4 ? 4 : kAtMost >= 2 ? 2 : 1;
   static constexpr int kX = 2 * kXBox * kSteps;
   static constexpr int kCodes = Tile::kRowTiles * 256 * kBits * kSteps;
   // Whether scales may be of fp32, groups of 32 and more then. Why not always: stages of few bits would be larger, and
@@ -59,26 +67,46 @@ struct Stage {
       Tile::kWgmma ? Weight::kCodebook || (!kFine && (Weight::kFloat || kBits >= 5)) : kFine;
   static constexpr int kScales = Tile::kRowTiles * 32 * kSteps * (kFine ? 8 : kFloatScales ? 2 : 1);  // room for them
   static constexpr int kBytes = (kX + kCodes + kScales * (kZeros ? 2 : 1) + 1023) / 1024 * 1024;      // swizzles repeat
-  static constexpr int kSums = kSteps * Tile::kTokens * 4 * (kFine && !Tile::kWgmma ? 8 : 1);  // of x: x_sums.cuh
+  static constexpr int kSums = kSteps * Tile::kTokens * (kZeros ? 4 : 8) * (kFine ? 8 : 1);  // of x: narrow/x_sums.cuh
   static constexpr int kTable = Weight::kCodebook ? kTableBytes : 0;
+  // What helpers make of scales and zeros (narrow/worker.cuh), where a stage has room for it.
+  static constexpr bool kMakes = kNarrow && !Weight::kCodebook;
+  static constexpr int kGroups = kMakes ? Tile::kRowTiles * kSteps * (kFine ? 4 : 1) * (kZeros ? 128 : 64) : 0;
+  static constexpr int kGroupsAt = kCodes + kScales * (kZeros ? 2 : 1);
+  static constexpr int kWeights = (kGroupsAt + kGroups + 1023) / 1024 * 1024;
+  static constexpr int kXAt = kNarrow ? kWeights : 0, kCodesAt = kNarrow ? 0 : kX;
+  static constexpr narrow::StageBytes kParts = {kXAt, kX, kSums, 1024};
 };
+
+constexpr int kMostStages = 12;  // in a ring
 
 // Where things lie in shared memory, from the first multiple of 1024.
 template <class Stage>
 struct Map {
   static constexpr int kFixed = 2 * 1024;  // barriers, and what lies before the first multiple of 1024
-  static constexpr int kFit = (kSharedAlone - kFixed - Stage::kTable) / (Stage::kBytes + Stage::kSums);
-  static constexpr int kDepth = kFit > 12 ? 12 : kFit;  // stages
-  static constexpr int kSums = kDepth * Stage::kBytes;
-  static constexpr int kFull = kSums + kDepth * Stage::kSums;             // barriers: a stage has come
-  static constexpr int kSummed = kFull + 8 * kDepth;                      // its sums of x are there
-  static constexpr int kEmpty = kSummed + 8 * kDepth;                     // all warps have read it
-  static constexpr int kTable = (kEmpty + 8 * kDepth + 127) / 128 * 128;  // of a codebook
-  static_assert(kDepth >= 2 && kTable + Stage::kTable + 1024 <= kSharedAlone);
+  // Where sums of parts of K meet.
+  static constexpr int kSums = Stage::kNarrow ? narrow::kWorkers * Stage::kXBox / 2 : 0;
+  static constexpr int kRoom = kSharedAlone - kFixed - Stage::kTable - kSums;  // for stages
+  static constexpr int kFit = kRoom / (Stage::kNarrow ? Stage::kParts.of(1) : Stage::kBytes);
+  static constexpr int kDepth = Stage::kNarrow || kFit > kMostStages ? kMostStages : kFit;  // of narrow tiles at most
+  static constexpr int kFull = Stage::kNarrow ? kRoom : kDepth * Stage::kBytes;  // barriers: a stage has come
+  static constexpr int kSummed = kFull + 8 * kDepth;                             // its sums of x are there
+  static constexpr int kEmpty = kSummed + 8 * kDepth;                            // all warps have read it
+  static constexpr int kMet = kEmpty + 8 * kDepth;                               // all sums of parts of K are there
+  static constexpr int kMeeting = (kMet + 8 + 127) / 128 * 128;                  // those sums
+  static constexpr int kTable = kMeeting + kSums;                                // of a codebook
+  static_assert(kFit >= 2 && kTable + Stage::kTable + 1024 <= kSharedAlone);
   // Stages of weights asked for before the kernel before has ended. Why not all: x would stand in line behind them.
   static constexpr int kEarly = Stage::kBits <= 2 ? 1 : Stage::kBits <= 4 ? 2 : 3;
-  static_assert(kEarly <= kDepth);
+  static_assert(kEarly <= kFit);
 };
+
+// Bytes for stages of a narrow tile.
+template <class Stage>
+constexpr int room_of() {
+  if constexpr (Stage::kNarrow) return Map<Stage>::kRoom;
+  return 0;
+}
 
 // Everything a kernel is told but where tensors lie, and all that add_parts is; sizes are those of the unpadded
 // problem.
@@ -92,6 +120,9 @@ struct Problem {
   int group_fragments;  // fragment >> group_fragments is a group
   int stage_groups;     // groups in a stage
   int group_bytes;      // of a row tile's scales: 32, or 64 of fp32
+  narrow::Stages ring;  // of tiles of up to 16 tokens
+  int box_steps;        // and a box of their codes: how many times 128 k, or all of a warp's steps
+  bool deep_x;          // whether x of a stage is one box of them
   float* parts;  // sums of parts of tasks: [worker][first, last][block of the cluster][row tile][column][lane][4]
   void* y;
   const void* bias;
@@ -136,18 +167,30 @@ struct Place {
   }
 };
 
-// The ring as narrow/worker.cuh wants it, from `base` on.
+// The ring as narrow/worker.cuh wants it, from `base` on; of wider tiles its depth is known here.
 template <class Stage>
 struct Ring {
   using Map = gemm_sm90::Map<Stage>;
-  static constexpr bool kApart = false;
+  using Place = std::conditional_t<Stage::kNarrow, narrow::Place, gemm_sm90::Place<Map::kDepth>>;
+  static constexpr bool kApart = false, kSplits = Stage::kNarrow;
   static constexpr bool kSumsLast = false;
 
   const uint32_t base;
+  const narrow::Stages& stages;
 
-  static __device__ __forceinline__ Place<Map::kDepth> first() { return {}; }
-  __device__ __forceinline__ uint32_t stage(uint32_t place) const { return base + place * Stage::kBytes; }
-  __device__ __forceinline__ uint32_t sums(uint32_t place) const { return base + Map::kSums + place * Stage::kSums; }
+  __device__ __forceinline__ int depth() const { return Stage::kNarrow ? stages.depth : Map::kDepth; }
+  __device__ __forceinline__ Place first() const {
+    if constexpr (Stage::kNarrow)
+      return Place(stages.depth);
+    else
+      return {};
+  }
+  __device__ __forceinline__ uint32_t stage(uint32_t place) const {
+    return base + place * (Stage::kNarrow ? stages.bytes : Stage::kBytes);
+  }
+  __device__ __forceinline__ uint32_t sums(uint32_t place) const { return stage(place) + stages.sums_at; }
+  __device__ __forceinline__ uint32_t met() const { return base + Map::kMet; }
+  __device__ __forceinline__ uint32_t meeting() const { return base + Map::kMeeting; }
   __device__ __forceinline__ uint32_t full(uint32_t place) const { return base + Map::kFull + 8 * place; }
   __device__ __forceinline__ uint32_t summed(uint32_t place) const { return base + Map::kSummed + 8 * place; }
   __device__ __forceinline__ uint32_t empty(uint32_t place) const { return base + Map::kEmpty + 8 * place; }

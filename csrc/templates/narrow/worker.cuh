@@ -1,11 +1,13 @@
-// What a warp does with its 16 rows of a stage and up to 32 tokens: mma.sync on codes, scales on sums of a group.
+// What a warp does with its 16 rows, or its part of K of them, of a stage and up to 32 tokens: mma.sync on codes,
+// scales on sums of a group.
 //
-// For families that bring stages through a ring. Stage: kSteps steps of 128 k of x [64 k][token][128 bytes], swizzled,
-// then codes [plane][row tile][step], then scales and zeros [row tile][group][16]. Ring: where its places, their
-// barriers and their sums of x lie (`stage`, `full`, `summed`, `empty`, `sums`), the order of places (`first`), and
-// whether sums that are there tell that all of the stage is (`kSumsLast`), and whether registers are so few that
-// loads of steps and groups are kept apart (`kApart`).
-// Problem: what load.cuh and parts.cuh need, zero_base, zero_on_code, zero_on_value, group_steps, group_fragments.
+// For families that bring stages through a ring. Stage: codes [plane][warp][step] of kSteps steps of 128 k a warp, then
+// scales and zeros [row tile][group][16], then x [part of K][64 k][token][128 bytes], swizzled, then sums of x [part]
+// (split.cuh). Ring: where its places and their barriers lie (`stage`, `full`, `summed`, `empty`), the order of places
+// (`first`), whether sums that are there tell that all of the stage is (`kSumsLast`), and whether registers are so few
+// that loads of steps and groups are kept apart (`kApart`).
+// Problem: what load.cuh and parts.cuh need, ring (Stages), zero_base, zero_on_code, zero_on_value, group_steps,
+// group_fragments.
 #pragma once
 #include "../dequant/codebook.cuh"
 #include "../dequant/float.cuh"
@@ -14,6 +16,9 @@
 #include "../parts.cuh"
 #include "../ptx/async.cuh"
 #include "../ptx/mma.cuh"
+#include "groups.cuh"
+#include "meeting.cuh"
+#include "ring.cuh"
 #include "x_sums.cuh"
 
 namespace lowbit::narrow {
@@ -25,7 +30,10 @@ struct Worker {
   using Words = typename Decoder::Words;
   using Sum = float[Tile::kColumns][4];
   static constexpr int kColumns = Tile::kColumns;
-  static constexpr bool kSummed = Decoder::kSubtractOffset || kZeros;  // sums of x are needed: x_sums.cuh
+  static constexpr bool kSums = Decoder::kSubtractOffset || kZeros;  // sums of x are needed: x_sums.cuh
+  using Groups = narrow::Groups<Decoder, Stage>;
+  using Group = typename Groups::Group;
+  static constexpr bool kSummed = kSums || Groups::kMade;  // something of a stage comes from helpers
 
   static constexpr int kLoads = (kColumns + 1) / 2;  // of x of a fragment
   using Tokens = uint32_t[kLoads][4];
@@ -35,6 +43,15 @@ struct Worker {
   // Where some are left, though, addresses are not found anew in every stage.
   static constexpr bool kKeepLane = Ring::kApart && kColumns <= 2 && !kScarce;
   static constexpr bool kKeepOwn = Ring::kApart && kColumns == 1;
+
+  static __device__ __forceinline__ int parts_of(const Problem& p) {
+    if constexpr (Ring::kSplits) return p.ring.split.parts;
+    return 1;
+  }
+  static __device__ __forceinline__ int tile_of(const Problem& p, int warp) {
+    if constexpr (Ring::kSplits) return p.ring.tile_of(warp);
+    return warp;
+  }
 
   // Why a shuffle: the compiler can't find again what came through one.
   template <bool Keep>
@@ -46,8 +63,11 @@ struct Worker {
   const Problem& p;
   const Ring ring;
   const int warp, lane;
+  const int tile, part;  // row tile, part of K
   const Decoder decoder;
-  uint32_t own[4];  // where this lane reads x of a box: 16 bytes of a token, swizzled
+  const uint32_t own_groups;  // of a stage: this row tile's, from those of this part on
+  const uint32_t own_sums;    // of a stage: sums of x of this part, this lane's tokens
+  uint32_t own[4];            // of a stage: where this lane reads x of a box: 16 bytes of a token, swizzled
 
   // table: of a codebook, in shared memory.
   __device__ Worker(const Problem& problem, const Ring& own_ring, uint32_t table, int own_warp, int own_lane)
@@ -55,12 +75,21 @@ struct Worker {
         ring(own_ring),
         warp(own_warp),
         lane(kept<kKeepLane>(own_lane)),
-        decoder(make_decoder<Weight, Decoder>(table, own_lane, problem.zero_base)) {
+        tile(tile_of(problem, own_warp)),
+        part(own_warp - tile * parts_of(problem)),
+        decoder(make_decoder<Weight, Decoder>(table, own_lane, problem.zero_base)),
+        own_groups(
+            Groups::at(problem,
+                       tile * problem.stage_groups + (kFine ? (part * Stage::kSteps * 8) >> problem.group_fragments
+                                                            : (part * Stage::kSteps) >> problem.group_steps),
+                       lane)),
+        own_sums(part * Stage::kSums + lane % 4 * (kSumBytes<Stage> / 4)) {
+    const uint32_t own_x = Stage::kXAt + part * Stage::kX;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int at = kColumns == 1 ? lane % 8 * 128 + ((4 * i + lane / 8) % 8 ^ lane % 8) * 16
                                    : (lane / 16 * 8 + lane % 8) * 128 + ((2 * i + lane / 8 % 2) ^ lane % 8) * 16;
-      own[i] = kept<kKeepOwn>(at);
+      own[i] = kept<kKeepOwn>(own_x + at);
     }
   }
 
@@ -70,7 +99,7 @@ struct Worker {
   // x of fragment f of a step; with 8 tokens of f + 1 too.
   __device__ __forceinline__ void load_x(uint32_t step, int f, Tokens& x) const {
     const uint32_t box = step + f / 4 * Stage::kXBox;
-    // Stages begin at multiples of 128.
+    // Stages, and x of them, begin at multiples of 128.
     const uint32_t row = kColumns == 1 ? box + own[f / 2 % 2]
                          : kScarce     ? (box + own[0]) ^ (f % 4 * 32)
                                        : box + own[f % 4];
@@ -86,33 +115,16 @@ struct Worker {
     }
   }
 
-  // Sums of x of this lane's two tokens of a column, as the helpers left them; `place`: which of a step.
-  __device__ __forceinline__ void load_sums(uint32_t sums, int step, int column, int place, float (&sum)[2]) const {
-    ptx::load_shared(sums + ((step * kColumns + column) * kSumsOfStep<Stage> + place) * 32 + lane % 4 * 8, sum);
+  // What helpers leave of sums of x, for row half h: with zeros the sum, which the group says more of; else what the
+  // offset of all codes takes away.
+  static __device__ __forceinline__ float sum_factor(const Problem& p, int h) {
+    return (kZeros ? 1.0f : -p.zero_base * (1 << Decoder::exponent(h))) / Decoder::kUnit;
   }
 
-  // Scales of this lane's rows and, with zeros, what sums of x are worth beside: total += scale * sum + on_x * x_sum.
-  struct Group {
-    float scale[2], on_x[2];
-  };
-
-  // group: of a stage.
-  __device__ __forceinline__ Group load_group(uint32_t codes, int group) const {
-    const uint32_t from = codes + Stage::kCodes + (warp * p.stage_groups + group) * group_bytes<Stage>(p);
-    const float2 scales = load_pair<Stage>(p, from, lane);
-    Group loaded{{scales.x, scales.y}, {}};
-    if constexpr (kZeros) {
-      const float2 zeros = load_pair<Stage>(p, from + Stage::kScales, lane);
-      const float base = Decoder::kSubtractOffset ? p.zero_base : 0.0f;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float zero = h ? zeros.y : zeros.x;
-        // Why both factors, of which one is 0: a choice would take twice the instructions.
-        loaded.on_x[h] = static_cast<float>(1 << Decoder::exponent(h)) *
-                         fmaf(-loaded.scale[h], fmaf(zero, p.zero_on_code, base), zero * p.zero_on_value);
-      }
-    }
-    return loaded;
+  // That of a column's two tokens of this lane; `place`: which of a step.
+  template <int Count>
+  __device__ __forceinline__ void load_sums(uint32_t sums, int step, int column, int place, float (&sum)[Count]) const {
+    ptx::load_shared(sums + ((step * kColumns + column) * kSumsOfStep<Stage> + place) * kSumBytes<Stage>, sum);
   }
 
   __device__ __forceinline__ void apply(const Sum& sum, const float (&x_sum)[kColumns][2], const Group& group,
@@ -126,29 +138,30 @@ struct Worker {
       }
   }
 
-  // Sums begin with what the offset of all codes takes away; with zeros `apply` does that.
-  __device__ __forceinline__ void begin(const float (&x_sum)[kColumns][2], Sum& sum) const {
+  // Sums begin with what the offset of all codes takes away; with zeros `apply` does that, by sums of x.
+  __device__ __forceinline__ void begin(uint32_t sums, int step, int place, Sum& sum,
+                                        float (&x_sum)[kColumns][2]) const {
 #pragma unroll
-    for (int column = 0; column < kColumns; ++column)
+    for (int column = 0; column < kColumns; ++column) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        sum[column][i] = Decoder::kSubtractOffset && !kZeros
-                             ? x_sum[column][i % 2] * (-p.zero_base * (1 << Decoder::exponent(i / 2)))
-                             : 0.0f;
+      for (int i = 0; i < 4; ++i) sum[column][i] = x_sum[column][i % 2] = 0.0f;
+      if constexpr (kZeros) {
+        load_sums(sums, step, column, place, x_sum[column]);
+      } else if constexpr (kSums) {
+        load_sums(sums, step, column, place, sum[column]);
+      }
+    }
   }
 
   // A step of 128 k whose scales are those of one group.
   __device__ __forceinline__ void run_step(uint32_t stage, uint32_t sums, int step, Sum& total) const {
-    const uint32_t codes = stage + Stage::kX, x_at = stage + step * 2 * Stage::kXBox;
+    const uint32_t x_at = stage + step * 2 * Stage::kXBox;
     Words words;
-    load_words<Stage, Tile>(codes, warp, step, lane, words);
-    const Group group = load_group(codes, step >> p.group_steps);
-    float x_sum[kColumns][2] = {};
-    if constexpr (kSummed)
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column) load_sums(sums, step, column, 0, x_sum[column]);
+    load_words<Stage, Tile>(stage + Stage::kCodesAt, warp, step, lane, words);
+    const Group group = Groups::template load<Groups::kMade>(p, stage + own_groups, step >> p.group_steps, lane);
     Sum sum;
-    begin(x_sum, sum);
+    float x_sum[kColumns][2];
+    begin(sums, step, 0, sum, x_sum);
     Tokens x;
 #pragma unroll
     for (int f = 0; f < 8; ++f) {
@@ -165,23 +178,19 @@ struct Worker {
   // The same with any groups: scales follow every `Fragments` of a step, one or two, which have them in common.
   template <int Fragments>
   __device__ __forceinline__ void run_step_fine(uint32_t stage, uint32_t sums, int step, Sum& total) const {
-    const uint32_t codes = stage + Stage::kX, x_at = stage + step * 2 * Stage::kXBox;
+    const uint32_t x_at = stage + step * 2 * Stage::kXBox;
     Words words;
-    load_words<Stage, Tile>(codes, warp, step, lane, words);
+    load_words<Stage, Tile>(stage + Stage::kCodesAt, warp, step, lane, words);
     Tokens x;
 #pragma unroll
     for (int first = 0; first < 8; first += Fragments) {
       // Why: else too much of other groups is loaded early, and registers run out.
       if (kScarce && first > 0) __syncwarp();
       const int group = Fragments == 1 ? step * 8 + first : (step * 8 + first) >> p.group_fragments;
-      const Group loaded = load_group(codes, group);
-      float x_sum[kColumns][2] = {};
-      if constexpr (kSummed)
-#pragma unroll
-        for (int column = 0; column < kColumns; ++column)
-          load_sums(sums, step, column, first / Fragments, x_sum[column]);
+      const Group loaded = Groups::template load<(Groups::kMade && Fragments > 1)>(p, stage + own_groups, group, lane);
       Sum sum;
-      begin(x_sum, sum);
+      float x_sum[kColumns][2];
+      begin(sums, step, first / Fragments, sum, x_sum);
 #pragma unroll
       for (int f = first; f < first + Fragments; ++f) {
         if (kColumns > 1 || f % 2 == 0) load_x(x_at, f, x);
@@ -201,18 +210,48 @@ struct Worker {
     }
   }
 
+  __device__ __forceinline__ void finish(const Part& done, Sum& total) const {
+    const float unit = table_unit();
+    if (Weight::kCodebook)
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) total[column][i] *= unit;
+    const auto sums = [&](int column, int i) { return total[column][i]; };
+    if constexpr (Ring::kSplits) {
+      const Split& split = p.ring.split;
+      if (p.ring.whole && done.end - done.begin < p.deal.stages)
+        return keep_part<Tile>(p, blockIdx.x, done.place, 0, warp, lane, sums);
+      const Meeting<Tile, Ring> meeting{p.ring, ring, warp, lane};
+      const bool meet = p.ring.slices > 1;
+      if (meet && tile < split.row_tiles) meeting.hand_in(tile, part, total);
+      // The row tile that this warp stores.
+      const int own = meet ? meeting.own_tile() : tile;
+      const bool stores = own < split.row_tiles;
+      const RowsOfY<Act, Tile, Problem> rows(p, stores ? (done.task * split.row_tiles + own) * 16 : p.n, lane);
+      if (meet) meeting.add_up(stores, total);
+      rows.store(0, sums);
+    } else {
+      finish_part<Act, Tile>(p, done, blockIdx.x, 0, warp, lane, sums);
+    }
+  }
+
   __device__ __forceinline__ void run(const Parts& parts) const {
     auto place = ring.first();
+    bool idle = false;
+    if constexpr (Ring::kSplits) idle = tile >= p.ring.split.row_tiles;
 #pragma unroll 1
     for (int turn = 0; turn < parts.count; ++turn) {
-      const Part part = kFindPart ? Parts(p.deal, ptx::block_again())[turn] : parts[turn];
+      const Part now = kFindPart ? Parts(p.deal, ptx::block_again())[turn] : parts[turn];
       Sum total = {};
 #pragma unroll 1
-      for (int at = part.begin; at < part.end; ++at, place.next()) {
+      for (int at = idle ? now.end : now.begin; at < now.end; ++at, place.next()) {
         if (!kSummed || !Ring::kSumsLast) ptx::wait_arrivals(ring.full(place.index), place.parity);
         if (kSummed) ptx::wait_arrivals(ring.summed(place.index), place.parity);
         const uint32_t stage = ring.stage(place.index);
-        const uint32_t sums = ring.sums(place.index);
+        // Where registers are scarce, not kept.
+        const uint32_t sums =
+            ring.sums(place.index) + (kScarce ? ptx::thread_again() % 4 * (kSumBytes<Stage> / 4) : own_sums);
         if constexpr (kFine) {
           if (p.group_fragments == 0) {
 #pragma unroll 1  // Why: else numbers of all steps that stay the same from stage to stage take registers
@@ -231,10 +270,7 @@ struct Worker {
         __syncwarp();
         if (lane == 0) ptx::arrive(ring.empty(place.index));
       }
-      const float unit = table_unit();
-      finish_part<Act, Tile>(p, part, blockIdx.x, 0, warp, lane, [&](int column, int i) {
-        return Weight::kCodebook ? total[column][i] * unit : total[column][i];
-      });
+      finish(now, total);
     }
   }
 };

@@ -62,6 +62,18 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, in
 #endif
 }
 
+// The same of a 3-D tensor.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, int inner, int middle, int outer,
+                                         uint32_t barrier, uint64_t policy) {
+#ifdef LOWBIT_TENSOR_COPIES
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;\n" ::"r"(to),
+      "l"(&map), "r"(inner), "r"(middle), "r"(outer), "r"(barrier), "l"(policy)
+      : "memory");
+#endif
+}
+
 // The same to that place in every block of the cluster in `blocks` (a bit each), whose own barrier counts its bytes.
 __device__ __forceinline__ void copy_box_to_all(uint32_t to, const CUtensorMap& map, int inner, int outer,
                                                 uint32_t barrier, uint16_t blocks, uint64_t policy) {

@@ -1,4 +1,5 @@
-// A block of CUDA threads on a CPU: fibers of one thread, each of which runs until it must meet others.
+// A block of CUDA threads, or a cluster of them, on a CPU: fibers of one thread, each of which runs until it must meet
+// others.
 //
 // Shared memory begins as NaN. Asynchronous copies are made at once, or (emulated::late) when they are waited for: what
 // reads too early fails in one of the two. A place that is no part of shared memory, or not aligned, aborts, and so do
@@ -48,22 +49,29 @@ struct Meeting {
   int arrived = 0, turn = 0;
 };
 
-// A barrier that counts arrivals, with the copies that they are to come with.
+// A barrier that counts arrivals and bytes, with the copies that they are to come with.
 struct Barrier {
   int threads = 0, left = 0;
+  int64_t bytes = 0;   // that were announced and not asked for yet
   uint32_t phase = 0;  // phases that have ended
   std::vector<Copy> copies;
 };
 
-inline std::map<uint32_t, Barrier> barriers;  // by address
-inline uint8_t* memory;                       // what the kernel calls shared memory
+constexpr int kMostBlocks = 2, kMostWarps = 32 * kMostBlocks;  // of a cluster
+
+inline std::map<uint32_t, Barrier> barriers[kMostBlocks];  // by address
+inline uint8_t* memory;                                    // what the kernel calls shared memory, for each block
 inline uint32_t memory_bytes;
 inline std::vector<Fiber> fibers;
 inline ucontext_t home;
-inline int current, threads;
-inline Meeting of_block, of_warp[32];
-inline uint32_t exchange[32][32][8];  // what the lanes of a warp show each other
+inline int current, threads, first_block, cluster_blocks;  // current: of the cluster's threads
+inline Meeting of_block[kMostBlocks], of_number[kMostBlocks], of_warp[kMostWarps];
+inline int arrived_in_cluster;
+inline uint32_t exchange[kMostWarps][32][8];  // what the lanes of a warp show each other
 inline std::function<void()> body;
+
+inline int rank() { return current / threads; }
+inline void be(int fiber) { current = fiber, thread_index.x = fiber % threads, block_index.x = first_block + rank(); }
 
 [[noreturn]] inline void fail(const char* what, uint32_t at) {
   std::printf("WRONG: %s at %u, thread %d of block %u\n", what, at, current, block_index.x);
@@ -74,7 +82,7 @@ inline std::function<void()> body;
 inline void pause() {
   const int self = current;
   swapcontext(&fibers[self].context, &home);
-  current = self, thread_index.x = self;
+  be(self);
 }
 
 inline void meet(Meeting& meeting, int count) {
@@ -85,13 +93,13 @@ inline void meet(Meeting& meeting, int count) {
   }
   while (meeting.turn == turn) pause();
 }
-inline void meet_block() { meet(of_block, threads); }
+inline void meet_block() { meet(of_block[rank()], threads); }
 inline void meet_warp() { meet(of_warp[current / 32], 32); }
 
 template <class T>
 T& shared(uint32_t at, uint32_t align = sizeof(T)) {
   if (at % align || at + sizeof(T) > memory_bytes) fail("a bad address of shared memory", at);
-  return *reinterpret_cast<T*>(&memory[at]);
+  return *reinterpret_cast<T*>(&memory[rank() * memory_bytes + at]);
 }
 
 inline void apply(const Copy& copy) {
@@ -115,18 +123,32 @@ inline void wait(int pending) {
     for (const Copy& one : groups.front()) apply(one);
 }
 
-inline Barrier& barrier(uint32_t at) {
-  const auto found = barriers.find(at);
-  if (found == barriers.end()) fail("no barrier", at);
+inline Barrier& barrier(uint32_t at, int block = rank()) {
+  const auto found = barriers[block].find(at);
+  if (found == barriers[block].end()) fail("no barrier", at);
   return found->second;
 }
 inline void make_barrier(uint32_t at, int count) {
   shared<uint64_t>(at);
-  barriers[at] = {count, count, 0, {}};
+  barriers[rank()][at] = {count, count, 0, 0, {}};
+}
+inline void end_phase(Barrier& found) {
+  if (found.left == 0 && found.bytes == 0) found.left = found.threads, ++found.phase;
 }
 inline void arrive(uint32_t at) {
   Barrier& found = barrier(at);
-  if (--found.left == 0) found.left = found.threads, ++found.phase;
+  --found.left;
+  end_phase(found);
+}
+inline void expect(uint32_t at, int bytes) {
+  barrier(at).bytes += bytes;
+  arrive(at);
+}
+// That many of the bytes that were announced have been asked for.
+inline void count_bytes(uint32_t at, int bytes, int block = rank()) {
+  Barrier& found = barrier(at, block);
+  found.bytes -= bytes;
+  end_phase(found);
 }
 // Once all copies of this thread up to now have come.
 inline void arrive_with_copies(uint32_t at) {
@@ -154,16 +176,18 @@ inline void enter() {
   swapcontext(&fibers[current].context, &home);
 }
 
-// All blocks of a launch, one after the other.
-inline void launch(const std::function<void()>& function, int blocks, int count, int shared_bytes) {
-  body = function, threads = count;
-  fibers.resize(count);
-  for (int block = 0; block < blocks; ++block) {
-    block_index.x = block;
+// All clusters of a launch, one after the other.
+inline void launch(const std::function<void()>& function, int blocks, int count, int shared_bytes, int cluster = 1) {
+  body = function, threads = count, cluster_blocks = cluster;
+  fibers.resize(cluster * count);
+  for (first_block = 0; first_block < blocks; first_block += cluster) {
     memory_bytes = shared_bytes;
-    std::memset(memory, 0xFF, memory_bytes);
-    of_block = {}, barriers.clear();
-    std::fill(std::begin(of_warp), std::end(of_warp), Meeting{});
+    std::memset(memory, 0xFF, cluster * memory_bytes);
+    arrived_in_cluster = 0;
+    for (auto& of : barriers) of.clear();
+    for (Meeting& one : of_block) one = {};
+    for (Meeting& one : of_number) one = {};
+    for (Meeting& one : of_warp) one = {};
     for (Fiber& fiber : fibers) {
       fiber.stack.resize(1 << 16), fiber.done = false;
       fiber.groups.clear(), fiber.open.clear();
@@ -171,13 +195,13 @@ inline void launch(const std::function<void()>& function, int blocks, int count,
       fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = fiber.stack.size();
       makecontext(&fiber.context, enter, 0);
     }
-    int left = count;
+    const int all = cluster * count;
+    int left = all;
     for (int round = 0; left; ++round) {
       left = 0;
-      for (int i = 0; i < count; ++i) {
-        current = round % 2 ? count - 1 - i : i;  // Why both ways: the first to run must not always be the same
+      for (int i = 0; i < all; ++i) {
+        be(round % 2 ? all - 1 - i : i);  // Why both ways: the first to run must not always be the same
         if (fibers[current].done) continue;
-        thread_index.x = current;
         Fiber& fiber = fibers[current];
         swapcontext(&home, &fiber.context);
         left += !fiber.done;
@@ -267,6 +291,7 @@ inline uint32_t transpose(uint32_t pair) {
 
 // What the headers of kernels expect of nvcc.
 #undef __launch_bounds__
+#undef __maxnreg__
 #undef __grid_constant__
 #undef __shared__
 #undef __global__
@@ -274,6 +299,7 @@ inline uint32_t transpose(uint32_t pair) {
 #undef __forceinline__
 #undef __align__
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 #define __grid_constant__
 #define __shared__
 #define __global__

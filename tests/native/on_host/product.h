@@ -143,7 +143,8 @@ struct Product {
 
   Launch launch() const {
     Launch launch{};
-    launch.capability = c.capability, launch.clusters[0] = c.blocks, launch.scratch = scratch;
+    launch.capability = c.capability, launch.scratch = scratch;
+    launch.clusters[0] = c.blocks, launch.clusters[1] = c.blocks / 2;
     return launch;
   }
 

@@ -1,0 +1,73 @@
+// How the 16 warps of a block, and the blocks of a cluster, share rows of W and K, and where a block's stages lie.
+//
+//     16 x 1       each warp has 16 rows of its own, for all k of a stage   (row tiles x parts of K x blocks)
+//      8 x 2       warps 2r and 2r + 1 have the same 16 rows, for half of the stage's k each
+//      8 x 2 x 2   so do those of two blocks, of which each has half of the stages
+//
+// Sums of parts of K meet in shared memory at the end. Why: there are then as many blocks as the device runs at once,
+// of whole tasks, and no second kernel adds up sums of parts. Why blocks too: a block reads x of all its k, and all of
+// x for few rows is more than the last cache brings in time. Which split a product has is the plan's (cuda/plan.h).
+// Plain arithmetic that compiles for the host too.
+#pragma once
+#include <cstdint>
+
+#include "../../args.h"
+#include "../deal.cuh"
+
+namespace lowbit::narrow {
+
+constexpr int kWorkers = 16;  // warps that multiply: row tiles x parts of a block at most
+
+// Tasks that are never cut; or each for a cluster of two blocks, stages an even number then.
+LOWBIT_HOST_DEVICE constexpr Deal deal_whole(int tasks, int stages, int most, int blocks) {
+  if (blocks == 2) return {tasks, stages, 2 * tasks, 0, 2 * tasks, Cut{stages / 2, 0}};
+  Deal made{tasks, stages, most, tasks / most, tasks % most, Cut{stages, 0}};
+  if (made.rounds == 0) made.workers = made.sharers;
+  return made;
+}
+
+// What a stage is made of: codes, scales and zeros of all warps, x of each part of K, sums of x of each part.
+struct StageBytes {
+  int weights, x, sums;  // weights: x begins there; x, sums: of a part
+  int align;             // of stages
+  LOWBIT_HOST_DEVICE constexpr int of(int parts) const {
+    return (weights + parts * (x + sums) + align - 1) / align * align;
+  }
+};
+
+// What a kernel is told of its stages.
+struct Stages {
+  Split split{kWorkers, 1, 1, 1};
+  int slices = 1;     // of K, in all: parts x blocks
+  bool whole = true;  // each warp has rows of its own, all of them: parts of tasks may be dealt out
+  int steps;          // of 128 k in a stage
+  int bytes, sums_at;
+  int depth;          // stages in the ring
+  uint32_t per_warp;  // 2^16 / parts, rounded up
+  // Quotient and rest of a warp and the parts of K.
+  LOWBIT_HOST_DEVICE constexpr int tile_of(int warp) const { return static_cast<int>(warp * per_warp >> 16); }
+};
+
+// Those of a product of `tiles` row tiles and `steps` times 128 k; own_steps: of a warp in a stage. group_steps: log2
+// of a group, or -1 where a row has one. most_steps: in a stage; most: stages; room: bytes for them.
+inline Stages stages_of(const StageBytes& stage, int own_steps, int64_t tiles, int64_t steps, int tokens, int bits,
+                        const Launch& launch, int group_steps, int most_steps, int most, int room) {
+  SplitQuestion question{tiles, steps, tokens, bits, launch.clusters, 0};
+  for (int parts = 1; parts <= kWorkers; ++parts) {
+    const int64_t all = int64_t{own_steps} * parts, group = group_steps < 0 ? 1 : int64_t{1} << group_steps;
+    const bool fits = room / stage.of(parts) >= 2 && all <= most_steps && (all % group == 0 || group % all == 0);
+    question.fits |= static_cast<uint32_t>(fits) << parts;
+  }
+  Stages made;
+  if (launch.split) made.split = launch.split(question);
+  const int parts = made.split.parts;  // fits
+  made.slices = parts * made.split.blocks, made.whole = made.slices == 1 && made.split.row_tiles == kWorkers;
+  made.steps = own_steps * parts;
+  made.bytes = stage.of(parts), made.sums_at = stage.weights + parts * stage.x;
+  made.depth = room / made.bytes < most ? room / made.bytes : most;
+  if (made.split.early > made.depth) made.split.early = made.depth;
+  made.per_warp = ((1 << 16) + parts - 1) / parts;
+  return made;
+}
+
+}  // namespace lowbit::narrow

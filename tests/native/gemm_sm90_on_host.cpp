@@ -1,0 +1,71 @@
+// Runs the kernels of csrc/templates/gemm_sm90.cuh for up to 16 rows of x on a CPU (on_host/) and holds y against a
+// plain loop. Prints a line a case: "right" or "WRONG", and which. For tests/test_on_host.py.
+#include "on_host/block.h"
+//
+#include "on_host/product.h"
+#include "templates/gemm_sm90.cuh"
+
+namespace lowbit::gemm_sm90 {
+alignas(1024) uint8_t memory[emulated::kMostBlocks * kSharedAlone];
+}
+
+using namespace on_host;
+
+namespace {
+
+template <int Maps>
+void call(const void* function, const void* problem) {
+  using Posed = gemm_sm90::Posed<Maps>;
+  reinterpret_cast<void (*)(Posed)>(const_cast<void*>(function))(*static_cast<const Posed*>(problem));
+}
+
+Split forced;
+
+template <class Weight, class Act, int Tokens>
+void run(const Case& c, const Split& split) {
+  using Tile = gemm_sm90::Tile<Tokens>;
+  constexpr int kPlanes = planes::plane_count(Weight::kBits);
+  call_kernel = c.kind == ZeroKind::kNone ? call<gemm_sm90::first_plane(false) + kPlanes>
+                                          : call<gemm_sm90::first_plane(true) + kPlanes>;
+  Product<Weight, Act> product(c);
+  Launch launch = product.launch();
+  forced = split;
+  launch.split = [](const SplitQuestion& q) { return q.fits >> forced.parts & 1 ? forced : Split{1, 99, 99, 1}; };
+  for (const bool late : {false, true}) {
+    emulated::late = late;
+    const MatmulArgs args = product.pose(late);
+    launch.encode_tensor_map = reinterpret_cast<void*>(emulated::encode);
+    const int error = gemm_sm90::launch<Weight, Act, Tile>(args, launch, Values<Weight>::kAffine);
+    const std::string cut =
+        std::to_string(split.row_tiles) + " x " + std::to_string(split.parts) + " x " + std::to_string(split.blocks);
+    product.report(error, "n" + std::to_string(Tokens) + ", " + cut, late);
+  }
+}
+
+}  // namespace
+
+int main() {
+  emulated::memory = gemm_sm90::memory;
+  constexpr ZeroKind kNone = ZeroKind::kNone, kZero = ZeroKind::kZero, kMin = ZeroKind::kMin;
+  // Each warp has rows of its own. Parts of tasks for workers, the ring turns, fewer rows of x than a tile.
+  run<Int<4>, __half, 16>({300, 5000, 13, 128, kNone, false, 5, 90}, {16, 1, 1, 2});
+  run<Int<8>, __half, 8>({520, 2700, 8, 32, kMin, false, 7, 90}, {16, 1, 1, 2});
+  run<Int<3>, __nv_bfloat16, 8>({270, 3000, 5, -1, kZero, true, 4, 90}, {16, 1, 1, 2});
+  run<Float<2, 1>, __half, 16>({300, 3000, 16, 16, kNone, true, 4, 90}, {16, 1, 1, 2});
+  // Whole tasks; groups of several steps; tasks of fewer rows, two of a worker.
+  run<Int<2>, __half, 8>({300, 300, 5, 256, kZero, false, 1, 90}, {16, 1, 1, 2});
+  run<Int<5>, __half, 16>({700, 900, 16, 64, kNone, false, 2, 90}, {14, 1, 1, 3});
+  // Warps share K.
+  run<Int<4>, __half, 8>({300, 2600, 8, 128, kNone, false, 8, 90}, {4, 4, 1, 2});
+  run<Int<8>, __nv_bfloat16, 8>({120, 2000, 3, 128, kNone, true, 8, 90}, {5, 3, 1, 3});
+  run<Int<3>, __half, 16>({60, 2000, 16, -1, kMin, false, 7, 90}, {2, 8, 1, 3});
+  run<Int<1>, __half, 16>({30, 3000, 11, 128, kNone, false, 8, 90}, {1, 4, 1, 2});
+  // Two blocks do, with few steps, and with warps.
+  run<Int<6>, __half, 16>({17, 16, 9, 32, kZero, false, 4, 90}, {16, 1, 2, 2});
+  run<Int<4>, __half, 16>({300, 4096, 16, 128, kNone, false, 6, 90}, {8, 2, 2, 3});
+  run<Int<2>, __half, 16>({128, 5000, 11, 256, kZero, true, 4, 90}, {4, 4, 2, 2});
+  run<Int<7>, __half, 16>({200, 2100, 9, 32, kZero, false, 8, 90}, {6, 2, 2, 1});
+  run<Int<5>, __nv_bfloat16, 8>({90, 3000, 5, 256, kZero, true, 6, 90}, {2, 8, 2, 3});
+  run<Float<3, 2>, __nv_bfloat16, 16>({256, 1500, 16, 64, kNone, false, 8, 90}, {4, 4, 2, 2});
+  run<Float<4, 3>, __half, 8>({120, 900, 3, 16, kMin, false, 4, 90}, {8, 2, 2, 3});
+}

@@ -1,0 +1,24 @@
+// In place of csrc/templates/ptx/cluster.cuh.
+#pragma once
+#include "on_host/block.h"
+
+namespace lowbit::ptx {
+
+inline uint32_t cluster_rank() { return emulated::rank(); }
+inline void cluster_arrive_early() { ++emulated::arrived_in_cluster; }
+inline void cluster_wait() {
+  while (emulated::arrived_in_cluster < emulated::threads * emulated::cluster_blocks) emulated::pause();
+}
+inline void publish_to_cluster() {}
+inline void barrier_init(uint32_t barrier) { emulated::make_barrier(barrier, 1); }
+inline void barrier_expect(uint32_t barrier, int bytes) { emulated::expect(barrier, bytes); }
+inline void barrier_wait(uint32_t barrier, uint32_t parity) { emulated::wait_arrivals(barrier, parity); }
+
+template <int Count>
+void store_in_cluster(uint32_t to, uint32_t barrier, uint32_t block, const float (&v)[Count]) {
+  emulated::shared<float>(to + 4 * Count - 4);
+  std::memcpy(&emulated::memory[block * emulated::memory_bytes + to], v, sizeof(v));
+  emulated::count_bytes(barrier, sizeof(v), block);
+}
+
+}  // namespace lowbit::ptx
