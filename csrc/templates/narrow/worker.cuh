@@ -187,7 +187,8 @@ struct Worker {
       // Why: else too much of other groups is loaded early, and registers run out.
       if (kScarce && first > 0) __syncwarp();
       const int group = Fragments == 1 ? step * 8 + first : (step * 8 + first) >> p.group_fragments;
-      const Group loaded = Groups::template load<(Groups::kMade && Fragments > 1)>(p, stage + own_groups, group, lane);
+      const Group loaded = Groups::template load<(Groups::kMade && Fragments > 1)>(
+          p, stage + own_groups, group, kScarce ? ptx::thread_again() % 32 : lane);
       Sum sum;
       float x_sum[kColumns][2];
       begin(sums, step, first / Fragments, sum, x_sum);
@@ -249,7 +250,7 @@ struct Worker {
         if (!kSummed || !Ring::kSumsLast) ptx::wait_arrivals(ring.full(place.index), place.parity);
         if (kSummed) ptx::wait_arrivals(ring.summed(place.index), place.parity);
         const uint32_t stage = ring.stage(place.index);
-        // Where registers are scarce, not kept.
+        // Why: where registers are scarce what can be found again is not kept.
         const uint32_t sums =
             ring.sums(place.index) + (kScarce ? ptx::thread_again() % 4 * (kSumBytes<Stage> / 4) : own_sums);
         if constexpr (kFine) {
