@@ -54,7 +54,6 @@ struct Stage {
   static constexpr int kXBox = Tile::kTokens * 128;                           // bytes of 64 k
   static constexpr int kStepCodes = Tile::kRowTiles * 256 * kBits;            // and of 128 k
   static constexpr int kStepScales = Tile::kRowTiles * 32 * (kFine ? 8 : 1);  // room for them
-  // What helpers make of scales and zeros: narrow/worker.cuh.
   static constexpr int kMost = Tile::kNarrow ? 8 : 5;  // stages in a ring. Why no more: enough bytes are under way then
   static constexpr int kStepSums = Tile::kTokens * (kZeros ? 4 : 8) * (kFine ? 8 : 1);  // of x: narrow/x_sums.cuh
   static constexpr int kStepRaw = 2 * kXBox + kStepCodes + kStepScales * (kZeros ? 2 : 1);

@@ -69,7 +69,7 @@ struct Stage {
   static constexpr int kBytes = (kX + kCodes + kScales * (kZeros ? 2 : 1) + 1023) / 1024 * 1024;      // swizzles repeat
   static constexpr int kSums = kSteps * Tile::kTokens * (kZeros ? 4 : 8) * (kFine ? 8 : 1);  // of x: narrow/x_sums.cuh
   static constexpr int kTable = Weight::kCodebook ? kTableBytes : 0;
-  // What helpers make of scales and zeros (narrow/worker.cuh), where a stage has room for it.
+  // What helpers make of scales and zeros: narrow/groups.cuh.
   static constexpr bool kMakes = kNarrow && !Weight::kCodebook;
   static constexpr int kGroups = kMakes ? Tile::kRowTiles * kSteps * (kFine ? 4 : 1) * (kZeros ? 128 : 64) : 0;
   static constexpr int kGroupsAt = kCodes + kScales * (kZeros ? 2 : 1);

@@ -44,7 +44,7 @@ struct Stages {
   int bytes, sums_at;
   int depth;          // stages in the ring
   uint32_t per_warp;  // 2^16 / parts, rounded up
-  // Quotient and rest of a warp and the parts of K.
+  // The row tile of a warp: its number by the parts of K.
   LOWBIT_HOST_DEVICE constexpr int tile_of(int warp) const { return static_cast<int>(warp * per_warp >> 16); }
 };
 
