@@ -1,8 +1,9 @@
 """Risk: kernels of decode, gemm_sm80 and the narrow ones of gemm_sm90 read what has not come, the wrong place or beyond
-it, or add up the wrong sums.
+it, race in shared memory, or add up the wrong sums.
 
 The kernels' own code runs on a CPU: threads of a block are fibers, and the few instructions that they are made of are
-plain functions (tests/native/on_host). That needs CUDA's headers, and no GPU.
+plain functions (tests/native/on_host), which also keep track of what barriers put in order. That needs CUDA's headers,
+and no GPU.
 """
 
 from __future__ import annotations
@@ -22,22 +23,36 @@ CSRC = NATIVE.parent.parent / "csrc"
 REPLACED = {"ptx": ("async.cuh", "cluster.cuh", "mma.cuh", "pairs.cuh", "tma.cuh"), ".": ("launch.cuh",)}
 
 
-@pytest.mark.parametrize("family, cases", [("decode", 48), ("gemm_sm80", 54), ("gemm_sm90", 34)])
-def test_products_of_every_tile_are_right(tmp_path, family, cases):
+def built(folder: Path, source: str, *includes: Path) -> Path:
+    """The program of a source of tests/native; skips the test where it can't be compiled."""
     compiler = os.environ.get("CXX") or shutil.which("g++")
-    headers = cuda.find(("80",)).include if shutil.which("nvcc") else tmp_path
+    headers = cuda.find(("80",)).include if shutil.which("nvcc") else folder
     if compiler is None or not (headers / "cuda_fp16.h").is_file():
         pytest.skip("needs g++ and the headers of a CUDA toolkit")
+    program = folder / "run"
+    found = [*(f"-I{path}" for path in includes), f"-I{NATIVE}", f"-isystem{headers}"]
+    subprocess.run([compiler, "-std=c++17", "-O2", *found, str(NATIVE / source), "-o", str(program)], check=True)
+    return program
+
+
+@pytest.mark.parametrize("family, cases", [("decode", 48), ("gemm_sm80", 54), ("gemm_sm90", 34)])
+def test_products_of_every_tile_are_right(tmp_path, family, cases):
     shutil.copytree(CSRC / "templates", tmp_path / "templates")
     shutil.copy(CSRC / "args.h", tmp_path)
     for folder, names in REPLACED.items():
         for name in names:
             assert (tmp_path / "templates" / folder / name).is_file(), f"{name} is no header of templates/{folder}"
             shutil.copy(NATIVE / "on_host" / name, tmp_path / "templates" / folder)
-    program = tmp_path / "run"
-    command = [compiler, "-std=c++17", "-O2", f"-I{tmp_path}", f"-I{NATIVE}", f"-isystem{headers}"]
-    subprocess.run([*command, str(NATIVE / f"{family}_on_host.cpp"), "-o", str(program)], check=True)
+    program = built(tmp_path, f"{family}_on_host.cpp", tmp_path)
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=600)
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and len(lines) == cases, done.stdout + done.stderr
     assert all(line.startswith("right: ") for line in lines), done.stdout
+
+
+def test_a_race_is_found_where_a_barrier_is_missing_and_nowhere_else(tmp_path):
+    program = built(tmp_path, "races_on_host.cpp", CSRC)
+    for case in range(12):
+        done = subprocess.run([str(program), str(case)], capture_output=True, text=True, timeout=60)
+        missing = case % 2 == 1
+        assert done.returncode == missing and done.stdout.startswith("WRONG") == missing, f"case {case}: {done.stdout}"

@@ -1,6 +1,6 @@
 // Runs the kernels of csrc/templates/decode.cuh on a CPU (on_host/), decoders and all, and holds y against a plain
 // loop. Clusters are of one block. Prints a line a case: "right" or "WRONG", and which. For tests/test_on_host.py.
-#include "on_host/block.h"
+#include "on_host/language.h"
 //
 #include "on_host/product.h"
 #include "templates/decode.cuh"

@@ -1,6 +1,6 @@
 // Runs the kernels of csrc/templates/gemm_sm90.cuh for up to 16 rows of x on a CPU (on_host/) and holds y against a
 // plain loop. Prints a line a case: "right" or "WRONG", and which. For tests/test_on_host.py.
-#include "on_host/block.h"
+#include "on_host/language.h"
 //
 #include "on_host/product.h"
 #include "templates/gemm_sm90.cuh"

@@ -1,6 +1,6 @@
 // In place of csrc/templates/ptx/async.cuh.
 #pragma once
-#include "on_host/block.h"
+#include "on_host/warp.h"
 
 namespace lowbit::ptx {
 
@@ -43,33 +43,33 @@ void load_four(const void* from, int count, uint4 (&to)[4]) {
 }
 
 inline void load_matrices(uint32_t (&to)[4], uint32_t row) { emulated::load_matrices(to, row); }
-inline uint32_t load_shared(uint32_t from) { return emulated::shared<uint32_t>(from); }
+inline uint32_t load_shared(uint32_t from) { return emulated::load<uint32_t>(from); }
 inline void load_shared(uint32_t from, uint32_t& a, uint32_t& b) {
-  a = emulated::shared<uint32_t>(from, 8), b = load_shared(from + 4);
+  a = emulated::load<uint32_t>(from, 8), b = load_shared(from + 4);
 }
 inline void load_shared(uint32_t from, uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d) {
-  a = emulated::shared<uint32_t>(from, 16), b = load_shared(from + 4);
+  a = emulated::load<uint32_t>(from, 16), b = load_shared(from + 4);
   c = load_shared(from + 8), d = load_shared(from + 12);
 }
 inline float load_float(const float* from) { return *from; }
 inline uint32_t look_up(uint32_t from) { return load_shared(from); }
 inline uint2 load_one_or_two(uint32_t from, bool two) { return {load_shared(from), two ? load_shared(from + 4) : 0}; }
 inline void load_shared(uint32_t from, float (&v)[4]) {
-  for (int i = 0; i < 4; ++i) v[i] = emulated::shared<float>(from + 4 * i, i ? 4 : 16);
+  for (int i = 0; i < 4; ++i) v[i] = emulated::load<float>(from + 4 * i, i ? 4 : 16);
 }
 inline void load_shared(uint32_t from, float (&v)[2]) {
-  v[0] = emulated::shared<float>(from, 8), v[1] = emulated::shared<float>(from + 4);
+  v[0] = emulated::load<float>(from, 8), v[1] = emulated::load<float>(from + 4);
 }
-inline void store_shared(uint32_t to, uint32_t v) { emulated::shared<uint32_t>(to) = v; }
+inline void store_shared(uint32_t to, uint32_t v) { emulated::store(to, v); }
 inline void store_shared(uint32_t to, uint4 v) {
-  emulated::shared<uint32_t>(to, 16) = v.x, store_shared(to + 4, v.y);
+  emulated::store(to, v.x, 16), store_shared(to + 4, v.y);
   store_shared(to + 8, v.z), store_shared(to + 12, v.w);
 }
 inline void store_shared(uint32_t to, const float (&v)[2]) {
-  emulated::shared<float>(to, 8) = v[0], emulated::shared<float>(to + 4) = v[1];
+  emulated::store(to, v[0], 8), emulated::store(to + 4, v[1]);
 }
 inline void store_shared(uint32_t to, const float (&v)[4]) {
-  for (int i = 0; i < 4; ++i) emulated::shared<float>(to + 4 * i, i ? 4 : 16) = v[i];
+  for (int i = 0; i < 4; ++i) emulated::store(to + 4 * i, v[i], i ? 4 : 16);
 }
 
 }  // namespace lowbit::ptx

@@ -3,7 +3,7 @@
 //
 // Shared memory begins as NaN. Asynchronous copies are made at once, or (emulated::late) when they are waited for: what
 // reads too early fails in one of the two. A place that is no part of shared memory, or not aligned, aborts, and so do
-// a barrier that nobody made and a block that waits forever.
+// a barrier that nobody made, a block that waits forever, and two accesses that nothing puts in order (races.h).
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "on_host/byte_perm.h"
+#include "on_host/races.h"
 
 namespace emulated {
 
@@ -36,17 +37,24 @@ struct Copy {
   int bytes;
 };
 
+// Copies that a thread waits for at once.
+struct Group {
+  std::vector<Copy> copies;
+  uint32_t count = 0;  // what the thread's engine has done by then
+};
+
 struct Fiber {
   ucontext_t context;
   std::vector<char> stack;
   bool done;
-  std::deque<std::vector<Copy>> groups;
-  std::vector<Copy> open;
+  std::deque<Group> groups;
+  Group open;
 };
 
-// Fibers that wait for each other.
+// Fibers that wait for each other. told: by those of this turn; known: to all after the one before.
 struct Meeting {
   int arrived = 0, turn = 0;
+  Clock told, known;
 };
 
 // A barrier that counts arrivals and bytes, with the copies that they are to come with.
@@ -55,9 +63,12 @@ struct Barrier {
   int64_t bytes = 0;   // that were announced and not asked for yet
   uint32_t phase = 0;  // phases that have ended
   std::vector<Copy> copies;
+  uint32_t engine = 0;  // the actor whose copies it counts
+  Clock told, known;    // by those that arrived; to those that waited
 };
 
 constexpr int kMostBlocks = 2, kMostWarps = 32 * kMostBlocks;  // of a cluster
+constexpr int kMostBarriers = 64;                              // of a block
 
 inline std::map<uint32_t, Barrier> barriers[kMostBlocks];  // by address
 inline uint8_t* memory;                                    // what the kernel calls shared memory, for each block
@@ -65,7 +76,7 @@ inline uint32_t memory_bytes;
 inline std::vector<Fiber> fibers;
 inline ucontext_t home;
 inline int current, threads, first_block, cluster_blocks;  // current: of the cluster's threads
-inline Meeting of_block[kMostBlocks], of_number[kMostBlocks], of_warp[kMostWarps];
+inline Meeting of_block[kMostBlocks], of_number[kMostBlocks], of_warp[kMostWarps], of_lanes[kMostWarps];
 inline int arrived_in_cluster;
 inline uint32_t exchange[kMostWarps][32][8];  // what the lanes of a warp show each other
 inline std::function<void()> body;
@@ -86,41 +97,73 @@ inline void pause() {
 }
 
 inline void meet(Meeting& meeting, int count) {
-  const int turn = meeting.turn;
+  const int turn = meeting.turn, self = current;
+  races.tell(self, meeting.told);
   if (++meeting.arrived == count) {
     meeting.arrived = 0, ++meeting.turn;
-    return;
+    std::swap(meeting.told, meeting.known);
+    meeting.told.clear();
   }
   while (meeting.turn == turn) pause();
+  learn(races.known[self], meeting.known);
 }
 inline void meet_block() { meet(of_block[rank()], threads); }
 inline void meet_warp() { meet(of_warp[current / 32], 32); }
-
-template <class T>
-T& shared(uint32_t at, uint32_t align = sizeof(T)) {
-  if (at % align || at + sizeof(T) > memory_bytes) fail("a bad address of shared memory", at);
-  return *reinterpret_cast<T*>(&memory[rank() * memory_bytes + at]);
+// Lanes that show each other something, as instructions of a warp do: nothing is told of memory.
+inline void wait_for_lanes() {
+  Meeting& meeting = of_lanes[current / 32];
+  const int turn = meeting.turn;
+  if (++meeting.arrived == 32) meeting.arrived = 0, ++meeting.turn;
+  while (meeting.turn == turn) pause();
 }
+
+inline uint8_t* place(uint32_t at, uint32_t bytes, uint32_t align, int block = rank()) {
+  if (at % align || at + bytes > memory_bytes) fail("a bad address of shared memory", at);
+  return &memory[block * memory_bytes + at];
+}
+template <class T>
+T load(uint32_t at, uint32_t align = sizeof(T)) {
+  T value;
+  std::memcpy(&value, place(at, sizeof(T), align), sizeof(T));
+  if (races.reads(current, rank(), at, sizeof(T))) fail("a read that may be too early", at);
+  return value;
+}
+template <class T>
+void store(uint32_t at, T value, uint32_t align = sizeof(T)) {
+  std::memcpy(place(at, sizeof(T), align), &value, sizeof(T));
+  if (races.writes(current, rank(), at, sizeof(T), current)) fail("a write that may be too early", at);
+}
+
+// By an engine that this thread asks.
+inline void written_by(uint32_t engine, uint32_t at, int bytes, int block = rank()) {
+  if (races.writes(current, block, at, bytes, engine)) fail("a copy that may be too early", at);
+}
+inline uint32_t own_engine() { return static_cast<uint32_t>(fibers.size()) + kMostBarriers * kMostBlocks + current; }
 
 inline void apply(const Copy& copy) {
   if (copy.bytes < 0 || copy.bytes > 16 || reinterpret_cast<uintptr_t>(copy.from) % 16) fail("a bad copy", copy.to);
-  uint8_t* to = &shared<uint8_t>(copy.to, 16);
-  shared<uint8_t>(copy.to + 15);
+  uint8_t* to = place(copy.to, 16, 16);
   std::memset(to, 0, 16);
   std::memcpy(to, copy.from, copy.bytes);
 }
 inline void copy(uint32_t to, const void* from, int bytes) {
-  late ? fibers[current].open.push_back({to, from, bytes}) : apply({to, from, bytes});
+  Group& open = fibers[current].open;
+  place(to, 16, 16);
+  written_by(own_engine(), to, 16);
+  open.count = races.engine[own_engine()];
+  late ? open.copies.push_back({to, from, bytes}) : apply({to, from, bytes});
 }
 inline void commit() {
   Fiber& fiber = fibers[current];
-  fiber.groups.push_back(std::move(fiber.open));
-  fiber.open.clear();
+  fiber.groups.push_back(fiber.open);
+  fiber.open.copies.clear();
 }
 inline void wait(int pending) {
   auto& groups = fibers[current].groups;
-  for (; static_cast<int>(groups.size()) > pending; groups.pop_front())
-    for (const Copy& one : groups.front()) apply(one);
+  for (; static_cast<int>(groups.size()) > pending; groups.pop_front()) {
+    for (const Copy& one : groups.front().copies) apply(one);
+    races.known[current][own_engine()] = groups.front().count;
+  }
 }
 
 inline Barrier& barrier(uint32_t at, int block = rank()) {
@@ -129,14 +172,26 @@ inline Barrier& barrier(uint32_t at, int block = rank()) {
   return found->second;
 }
 inline void make_barrier(uint32_t at, int count) {
-  shared<uint64_t>(at);
-  barriers[rank()][at] = {count, count, 0, 0, {}};
+  auto& own = barriers[rank()];
+  store<uint64_t>(at, 0);
+  if (own.size() == kMostBarriers) fail("too many barriers", at);
+  const uint32_t engine = static_cast<uint32_t>(fibers.size() + rank() * kMostBarriers + own.size());
+  own[at] = {count, count, 0, 0, {}, engine, races.nothing, races.nothing};
 }
 inline void end_phase(Barrier& found) {
-  if (found.left == 0 && found.bytes == 0) found.left = found.threads, ++found.phase;
+  if (found.left || found.bytes) return;
+  found.left = found.threads, ++found.phase;
+  found.told[found.engine] = races.engine[found.engine];
+  learn(found.known, found.told);
+}
+// Whoever uses a barrier must know that it was made.
+inline void use_barrier(uint32_t at) {
+  if (!races.knows(current, races.of[rank()][at / 4].written)) fail("a barrier that may be made later", at);
 }
 inline void arrive(uint32_t at) {
   Barrier& found = barrier(at);
+  use_barrier(at);
+  races.tell(current, found.told);
   --found.left;
   end_phase(found);
 }
@@ -155,17 +210,20 @@ inline void arrive_with_copies(uint32_t at) {
   Fiber& fiber = fibers[current];
   if (!fiber.groups.empty()) fail("copies of a group at a barrier", at);
   Barrier& found = barrier(at);
-  found.copies.insert(found.copies.end(), fiber.open.begin(), fiber.open.end());
-  fiber.open.clear();
+  found.copies.insert(found.copies.end(), fiber.open.copies.begin(), fiber.open.copies.end());
+  fiber.open.copies.clear();
+  found.told[own_engine()] = fiber.open.count;
   arrive(at);
 }
 // Until the phase of this parity has ended.
 inline void wait_arrivals(uint32_t at, uint32_t parity) {
   Barrier& found = barrier(at);
+  use_barrier(at);
   for (int round = 0; found.phase % 2 == parity; ++round) {
     if (round == 1 << 20) fail("a wait without end", at);
     pause();
   }
+  learn(races.known[current], found.known);
   for (const Copy& one : found.copies) apply(one);
   found.copies.clear();
 }
@@ -188,9 +246,11 @@ inline void launch(const std::function<void()>& function, int blocks, int count,
     for (Meeting& one : of_block) one = {};
     for (Meeting& one : of_number) one = {};
     for (Meeting& one : of_warp) one = {};
+    for (Meeting& one : of_lanes) one = {};
+    races.begin(cluster * count, kMostBarriers * kMostBlocks, cluster, shared_bytes);
     for (Fiber& fiber : fibers) {
       fiber.stack.resize(1 << 16), fiber.done = false;
-      fiber.groups.clear(), fiber.open.clear();
+      fiber.groups.clear(), fiber.open = {};
       getcontext(&fiber.context);
       fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = fiber.stack.size();
       makecontext(&fiber.context, enter, 0);
@@ -210,152 +270,4 @@ inline void launch(const std::function<void()>& function, int blocks, int count,
   }
 }
 
-// ---- instructions of a warp, from the register ownership that the PTX ISA documents
-
-template <class Act>
-float half_of(uint32_t pair, int j) {
-  const uint16_t bits = pair >> (16 * j);
-  Act value;
-  std::memcpy(&value, &bits, 2);
-  return static_cast<float>(value);
-}
-
-inline void load_matrices(uint32_t (&to)[4], uint32_t row) {
-  const int warp = current / 32, lane = current % 32;
-  exchange[warp][lane][0] = row;
-  meet_warp();
-  for (int i = 0; i < 4; ++i)
-    to[i] = shared<uint32_t>(exchange[warp][8 * i + lane / 4][0] + lane % 4 * 4, lane % 4 ? 4 : 16);
-  meet_warp();
-}
-
-// The operands of this lane's part of a product, to the other lanes.
-inline void show(const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  auto& own = exchange[current / 32][current % 32];
-  std::copy(a, a + 4, own);
-  own[4] = b0, own[5] = b1;
-  meet_warp();
-}
-
-template <class Act>
-void mma(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  const int warp = current / 32, lane = current % 32;
-  show(a, b0, b1);
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + i / 2 * 8, token = lane % 4 * 2 + i % 2;
-    for (int k = 0; k < 16; ++k)
-      sum[i] += half_of<Act>(exchange[warp][row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2) *
-                half_of<Act>(exchange[warp][token * 4 + k % 8 / 2][4 + k / 8], k % 2);
-  }
-  meet_warp();
-}
-
-// Unsigned bytes times signed ones: m16n8k32.
-inline void mma_bytes(int (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  const int warp = current / 32, lane = current % 32;
-  show(a, b0, b1);
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    for (int k = 0; k < 32; ++k) {
-      const uint32_t of_a = exchange[warp][row % 8 * 4 + k % 16 / 4][row / 8 + k / 16 * 2];
-      const uint32_t of_b = exchange[warp][column * 4 + k % 16 / 4][4 + k / 16];
-      sum[i] += static_cast<uint8_t>(of_a >> k % 4 * 8) * static_cast<int8_t>(of_b >> k % 4 * 8);
-    }
-  }
-  meet_warp();
-}
-
-template <class T>
-T of_lane(T value, int lane) {
-  static_assert(sizeof(T) == 4);
-  const int warp = current / 32;
-  std::memcpy(&exchange[warp][current % 32][7], &value, 4);
-  meet_warp();
-  std::memcpy(&value, &exchange[warp][lane][7], 4);
-  meet_warp();
-  return value;
-}
-
-inline uint32_t transpose(uint32_t pair) {
-  const int warp = current / 32, lane = current % 32;
-  exchange[warp][lane][6] = pair;
-  meet_warp();
-  uint32_t turned = 0;
-  for (int j = 0; j < 2; ++j)
-    turned |= (exchange[warp][(lane % 4 * 2 + j) * 4 + lane / 8][6] >> (16 * (lane / 4 % 2)) & 0xFFFF) << (16 * j);
-  meet_warp();
-  return turned;
-}
-
 }  // namespace emulated
-
-// What the headers of kernels expect of nvcc.
-#undef __launch_bounds__
-#undef __maxnreg__
-#undef __grid_constant__
-#undef __shared__
-#undef __global__
-#undef __device__
-#undef __forceinline__
-#undef __align__
-#define __launch_bounds__(...)
-#define __maxnreg__(...)
-#define __grid_constant__
-#define __shared__
-#define __global__
-#define __device__
-#define __forceinline__ inline
-#define __align__(bytes)
-#define threadIdx emulated::thread_index
-#define blockIdx emulated::block_index
-using std::max;
-using std::min;
-inline void __syncthreads() { emulated::meet_block(); }
-inline void __syncwarp() { emulated::meet_warp(); }
-template <class T>
-T __shfl_sync(unsigned, T value, int lane) {
-  return emulated::of_lane(value, lane);
-}
-template <class T>
-T __shfl_xor_sync(unsigned, T value, int mask) {
-  return emulated::of_lane(value, emulated::current % 32 ^ mask);
-}
-
-// Others of one thread. Why macros: CUDA's headers declare some of them.
-namespace emulated {
-template <class To, class From>
-To as(From from) {
-  To to;
-  static_assert(sizeof(To) == sizeof(From));
-  std::memcpy(&to, &from, sizeof(to));
-  return to;
-}
-inline int dp4a(int a, int b, int sum) {
-  for (int i = 0; i < 32; i += 8) sum += static_cast<int8_t>(a >> i) * static_cast<int8_t>(b >> i);
-  return sum;
-}
-template <class Pair, class Of>
-Pair halves(Pair a, Pair b, const Of& of) {
-  const uint32_t first = as<uint32_t>(a), second = as<uint32_t>(b);
-  uint32_t made = 0;
-  for (int i = 0; i < 32; i += 16) made |= static_cast<uint32_t>(of(first >> i & 0xFFFF, second >> i & 0xFFFF)) << i;
-  return as<Pair>(made);
-}
-template <class Pair>
-Pair magnitudes(Pair a) {
-  return halves(a, a, [](uint32_t bits, uint32_t) { return bits & 0x7FFF; });
-}
-// Of magnitudes, whose order is that of their bits, NaN above all.
-template <class Pair>
-Pair largest(Pair a, Pair b) {
-  return halves(a, b, [](uint32_t one, uint32_t other) { return std::max(one, other); });
-}
-}  // namespace emulated
-#define __uint_as_float emulated::as<float, uint32_t>
-#define __int_as_float emulated::as<float, int>
-#define __float_as_uint emulated::as<uint32_t, float>
-#define __float_as_int emulated::as<int, float>
-#define __byte_perm emulated::byte_perm
-#define __dp4a emulated::dp4a
-#define __habs2 emulated::magnitudes
-#define __hmax2_nan emulated::largest

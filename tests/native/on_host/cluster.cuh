@@ -1,6 +1,6 @@
 // In place of csrc/templates/ptx/cluster.cuh.
 #pragma once
-#include "on_host/block.h"
+#include "on_host/language.h"
 
 namespace lowbit::ptx {
 
@@ -16,8 +16,8 @@ inline void barrier_wait(uint32_t barrier, uint32_t parity) { emulated::wait_arr
 
 template <int Count>
 void store_in_cluster(uint32_t to, uint32_t barrier, uint32_t block, const float (&v)[Count]) {
-  emulated::shared<float>(to + 4 * Count - 4);
-  std::memcpy(&emulated::memory[block * emulated::memory_bytes + to], v, sizeof(v));
+  std::memcpy(emulated::place(to, sizeof(v), sizeof(v), block), v, sizeof(v));
+  emulated::written_by(emulated::barrier(barrier, block).engine, to, sizeof(v), block);
   emulated::count_bytes(barrier, sizeof(v), block);
 }
 

@@ -1,7 +1,7 @@
 // In place of csrc/templates/launch.cuh.
 #pragma once
 #include "args.h"
-#include "on_host/block.h"
+#include "on_host/language.h"
 
 namespace lowbit {
 

@@ -1,6 +1,6 @@
 // In place of csrc/templates/ptx/mma.cuh.
 #pragma once
-#include "on_host/block.h"
+#include "on_host/warp.h"
 
 namespace lowbit::ptx {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "args.h"
-#include "on_host/block.h"
+#include "on_host/language.h"
 #include "templates/layout.cuh"
 #include "templates/types.cuh"
 

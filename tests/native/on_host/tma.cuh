@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "on_host/block.h"
+#include "on_host/warp.h"
 
 namespace emulated {
 
@@ -55,6 +55,8 @@ inline void copy_box(uint32_t to, const CUtensorMap& map, const int (&at)[3], ui
         const int bytes = there ? static_cast<int>(std::min<int64_t>(std::max<int64_t>(end - begin, 0), 16)) : 0;
         const uint8_t* from = bytes ? d.data + z * d.pitch[1] + y * d.pitch[0] + begin : d.data;
         const Copy one{d.swizzled ? to ^ (to / 128 % 8 * 16) : to, from, bytes};
+        place(one.to, 16, 16);
+        written_by(counts.engine, one.to, 16);
         late ? counts.copies.push_back(one) : apply(one);
       }
   count_bytes(at_barrier, row * d.box[1] * d.box[2]);

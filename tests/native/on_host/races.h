@@ -1,0 +1,84 @@
+// Which reads and writes of shared memory no barrier puts in order: vector clocks, as FastTrack has them (Flanagan and
+// Freund, 2009). A race is found in whatever order threads happened to run.
+//
+// Actors are threads, and engines: those that copy for a thread or write because of it, a thread's own for cp.async,
+// one of each barrier for copies that it counts. What an engine does begins when it is asked and is known to those who
+// waited for it.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace emulated {
+
+// How much of what each actor did is known.
+using Clock = std::vector<uint32_t>;
+inline void learn(Clock& own, const Clock& other) {
+  for (size_t i = 0; i < other.size(); ++i) own[i] = std::max(own[i], other[i]);
+}
+
+struct Access {
+  uint32_t actor, count;
+};
+
+// 4 bytes of shared memory: the last write, and all reads since then.
+struct Cell {
+  Access written{0, 0};
+  std::vector<Access> read;
+};
+
+struct Races {
+  std::vector<Clock> known;           // by thread
+  std::vector<uint32_t> engine;       // by actor: what an engine has done
+  std::vector<std::vector<Cell>> of;  // of each block
+  Clock nothing;
+
+  void begin(int threads, int barriers, int blocks, int bytes) {
+    nothing.assign(2 * threads + barriers, 0);
+    known.assign(threads, nothing);
+    for (int i = 0; i < threads; ++i) known[i][i] = 1;
+    engine = nothing;
+    of.resize(blocks);
+    for (auto& cells : of) cells.assign(bytes / 4, {});
+  }
+
+  bool knows(int thread, const Access& act) const { return act.count <= known[thread][act.actor]; }
+
+  // Whether it races with a write.
+  bool reads(int thread, int block, uint32_t at, uint32_t bytes) {
+    bool race = false;
+    for (uint32_t i = at / 4; i < (at + bytes + 3) / 4; ++i) {
+      Cell& cell = of[block][i];
+      race |= !knows(thread, cell.written);
+      const Access own{static_cast<uint32_t>(thread), known[thread][thread]};
+      if (cell.read.empty() || cell.read.back().actor != own.actor || cell.read.back().count != own.count)
+        cell.read.push_back(own);
+    }
+    return race;
+  }
+
+  // Whether it races with a read or write. actor: the thread itself, or an engine that it asked.
+  bool writes(int thread, int block, uint32_t at, uint32_t bytes, uint32_t actor) {
+    bool race = false;
+    const uint32_t count = actor == static_cast<uint32_t>(thread) ? known[thread][thread] : ++engine[actor];
+    for (uint32_t i = at / 4; i < (at + bytes + 3) / 4; ++i) {
+      Cell& cell = of[block][i];
+      race |= !knows(thread, cell.written);
+      for (const Access& read : cell.read) race |= !knows(thread, read);
+      cell.read.clear();
+      cell.written = {actor, count};
+    }
+    return race;
+  }
+
+  // What a thread did up to now is part of `told`; what it does later is not.
+  void tell(int thread, Clock& told) {
+    if (told.empty()) told = nothing;
+    learn(told, known[thread]);
+    ++known[thread][thread];
+  }
+};
+
+inline Races races;
+
+}  // namespace emulated
