@@ -63,7 +63,8 @@ using MatmulFn = void (*)(const MatmulArgs&);
 
 // How the blocks of a CUDA kernel share a product of few rows of x (templates/narrow/split.cuh): rows of W in tiles of
 // 16 that a task has, parts of K that a block multiplies side by side, blocks of a cluster. early: stages of weights
-// that a block asks for before the kernel before has ended.
+// that a block asks for before the kernel before has ended. Of family decode (templates/decode/spread.cuh): row groups
+// of a block, warps of each that share K, blocks of a cluster; early is not used.
 struct Split {
   int row_tiles, parts, blocks, early;
 };
@@ -91,6 +92,7 @@ struct Launch {
   void* owner;
   void* encode_tensor_map;
   Split (*split)(const SplitQuestion&);  // the plan's; null: tasks of 16 row tiles, parts of which are dealt out
+  Split forced;                          // in place of the plan's and of decode's own; no parts: none is
 };
 
 // value = step * code - offset, for integer types (uint: 1, 0; int b: 1, 2^(b-1); int1: 2, 1); floats ignore it.

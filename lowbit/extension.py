@@ -101,6 +101,27 @@ def force_cuda_kernel(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def force_cuda_split(row_tiles: int, parts: int, blocks: int, early: int = 1) -> Iterator[None]:
+    """Inside a ``with`` block, kernels for few rows of x share a product in this way (``struct Split`` of csrc/args.h):
+    for tests and benchmarks, beside :func:`force_cuda_kernel`. It changes the whole process.
+
+    Raises SchemeError where there is no CUDA library, or a number is not in 1 to 255. A product whose kernel can't do
+    so raises RuntimeError.
+    """
+    library, split = cuda(), (row_tiles, parts, blocks, early)
+    if isinstance(library, str):
+        raise SchemeError(library)
+    if not all(1 <= number <= 255 for number in split):
+        raise SchemeError(f"row_tiles, parts, blocks and early must be in 1 to 255, got {split}")
+    numbers = ctypes.c_int * 4
+    library.lowbit_cuda_force_split(numbers(*split))
+    try:
+        yield
+    finally:
+        library.lowbit_cuda_force_split(numbers(0, 0, 0, 0))
+
+
+@contextlib.contextmanager
 def try_cuda_kernel(name: str) -> Iterator[None]:
     """Like :func:`force_cuda_kernel`, but only for products that this thread launches: for timing a kernel while other
     threads go on. One thread at a time may do so.

@@ -56,7 +56,7 @@ def open_cuda() -> ctypes.CDLL:
         library.lowbit_cuda_choice.argtypes = [*library.lowbit_cuda_plan.argtypes, ctypes.POINTER(ctypes.c_int)]
         library.lowbit_cuda_tune.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         library.lowbit_cuda_tune.restype = ctypes.c_int64
-        library.lowbit_cuda_watch.restype = None
+        library.lowbit_cuda_watch.restype = library.lowbit_cuda_force_split.restype = None
         return library
     except (OSError, AttributeError) as error:
         raise ExtensionError(

@@ -30,6 +30,8 @@ std::atomic<const DequantRow*> forced_dequant{nullptr};
 // forced_product, and read after it.
 std::atomic<const void*> forced_thread{nullptr};
 thread_local char this_thread;
+// What lowbit_cuda_force_split chose: a byte for each number of a Split.
+std::atomic<uint32_t> forced_split{0};
 // What lowbit_cuda_batch_invariant chose.
 std::atomic<bool> invariant{false};
 // What lowbit_cuda_watch chose.
@@ -49,6 +51,8 @@ struct Scratch {
 
 Launch launch_on(int device, Scratch& scratch) {
   const Clusters most = most_clusters(device);
+  const uint32_t forced = forced_split.load(std::memory_order_relaxed);
+  const auto number = [forced](int i) { return static_cast<int>(forced >> 8 * i & 0xFF); };
   const int capability = compute_capability(device);
   return {device,
           capability,
@@ -58,7 +62,8 @@ Launch launch_on(int device, Scratch& scratch) {
           Scratch::take,
           &scratch,
           capability >= 90 ? tensor_map_encoder() : nullptr,
-          split_of};
+          split_of,
+          {number(0), number(1), number(2), number(3)}};
 }
 
 bool aligned(const Input& x) {
@@ -265,6 +270,12 @@ static int force(const char* name, const void* thread) {
 int lowbit_cuda_force(const char* name) { return force(name, nullptr); }
 
 int lowbit_cuda_try(const char* name) { return force(name, &lowbit::cuda::this_thread); }
+
+void lowbit_cuda_force_split(const int* split) {
+  uint32_t packed = 0;
+  for (int i = 0; i < 4; ++i) packed |= (static_cast<uint32_t>(split[i]) & 0xFF) << 8 * i;
+  lowbit::cuda::forced_split = packed;
+}
 
 void lowbit_cuda_device(int device, int* numbers) {
   using namespace lowbit::cuda;

@@ -5,6 +5,7 @@
 
 #include "../args.h"
 #include "../templates/deal.cuh"
+#include "../templates/narrow/split.cuh"
 
 namespace lowbit::cuda {
 
@@ -92,7 +93,7 @@ constexpr TileCost kTileCosts[] = {
 };
 constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
 
-constexpr int kWorkers = 16;  // warps of a block that multiply, with up to 16 tokens
+using narrow::kWorkers;
 // What a second kernel that adds up parts costs, in row tiles x 128 k of a block: 2.4 us where one takes 0.02 to 0.03.
 constexpr int64_t kAddCost = 100;
 
@@ -120,11 +121,8 @@ constexpr Split split_of(const SplitQuestion& q) {
   for (int blocks = 2; blocks >= 1; --blocks)
     for (int row_tiles = 1; row_tiles <= kWorkers; ++row_tiles)
       for (int parts = kWorkers / row_tiles; parts >= 1; --parts) {
-        // Sums meet once, those of a cluster half in each block.
-        const int64_t most = blocks == 2 ? q.clusters[1] : q.clusters[0];
-        if (!(q.fits >> parts & 1) || (blocks == 2 && row_tiles % 2)) continue;
-        if (parts * blocks > 1 && q.tiles > most * row_tiles) continue;
         const Split split{row_tiles, parts, blocks, early};
+        if (!narrow::possible(split, q)) continue;
         const int64_t cost = split_cost(split, q);
         if (cost < least) best = split, least = cost;
         break;

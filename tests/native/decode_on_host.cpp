@@ -1,42 +1,46 @@
 // Runs the kernels of csrc/templates/decode.cuh on a CPU (on_host/), decoders and all, and holds y against a plain
-// loop. Clusters are of one block. Prints a line a case: "right" or "WRONG", and which. For tests/test_on_host.py.
+// loop. Prints a line a case: "right" or "WRONG", and which. For tests/test_on_host.py.
 #include "on_host/language.h"
 //
 #include "on_host/product.h"
 #include "templates/decode.cuh"
 
 namespace lowbit::decode {
-alignas(128) uint8_t memory[kSharedWhole];
+alignas(128) uint8_t memory[emulated::kMostBlocks * kSharedWhole];
 }
 
 using namespace on_host;
 
 namespace {
 
-// Whole: blocks of a whole multiprocessor.
+// Whole: blocks of a whole multiprocessor. split: as struct Split says of decode, or the one that the family takes.
 template <class Weight, class Act, int Tokens, bool Whole>
-void run_one(const Case& c) {
+void run_one(const Case& c, const Split& split) {
   using Tile = decode::Tile<Tokens, Whole ? decode::Kind::kWhole : decode::Kind::kHalf>;
   constexpr Affine kAffine = Values<Weight>::kAffine;
   Product<Weight, Act> product(c);
+  Launch launch = product.launch();
+  launch.forced = split, launch.overlap = split.blocks == 2;
+  const std::string shared = " " + std::to_string(split.row_tiles) + " x " + std::to_string(split.parts) + " x " +
+                             std::to_string(split.blocks);
   for (const bool late : {false, true}) {
     emulated::late = late;
     const MatmulArgs args = product.pose(late);
     const decode::Problem p = decode::pose(args, kAffine, Weight::kBits, Weight::kFloat);
     int error = cudaErrorInvalidValue;
     if (c.kind == ZeroKind::kNone) {
-      error = decode::launch_kernel<Weight, Act, Tile, false>(p, product.launch());
+      error = decode::launch_kernel<Weight, Act, Tile, false>(p, launch);
     } else if constexpr (!Weight::kFloat) {
-      error = decode::launch_kernel<Weight, Act, Tile, true>(p, product.launch());
+      error = decode::launch_kernel<Weight, Act, Tile, true>(p, launch);
     }
-    product.report(error, "n" + std::to_string(Tokens) + (Whole ? " whole" : " half"), late);
+    product.report(error, "n" + std::to_string(Tokens) + (Whole ? " whole" : " half") + shared, late);
   }
 }
 
 template <class Weight, class Act, int Tokens>
 void run(const Case& c) {
-  run_one<Weight, Act, Tokens, false>(c);
-  run_one<Weight, Act, Tokens, true>(c);
+  run_one<Weight, Act, Tokens, false>(c, {});
+  run_one<Weight, Act, Tokens, true>(c, {});
 }
 
 }  // namespace
@@ -56,4 +60,10 @@ int main() {
   run<Int<8>, __half, 2>({40, 1500, 2, 256, kMin, false, 2, 80});
   run<Float<2, 1>, __half, 1>({60, 1300, 1, 128, kNone, false, 2, 80});
   run<Float<4, 3>, __half, 4>({40, 900, 3, -1, kNone, true, 1, 80});
+  // Two blocks share K: the ring turns, passes, a slice without steps, several rows of x.
+  run_one<Int<4>, __half, 1, false>({600, 2100, 1, 128, kNone, false, 2, 90}, {4, 2, 2, 1});
+  run_one<Int<3>, __half, 2, true>({300, 700, 2, 256, kZero, false, 4, 90}, {1, 16, 2, 1});
+  run_one<Int<7>, __nv_bfloat16, 4, false>({90, 1000, 3, -1, kMin, true, 4, 90}, {2, 4, 2, 1});
+  run_one<Float<2, 1>, __half, 2, true>({400, 1300, 2, 128, kNone, false, 2, 90}, {8, 2, 2, 1});
+  run_one<Int<6>, __half, 1, false>({520, 640, 1, 128, kZero, false, 3, 90}, {8, 1, 1, 1});
 }

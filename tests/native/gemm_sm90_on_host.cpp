@@ -19,8 +19,6 @@ void call(const void* function, const void* problem) {
   reinterpret_cast<void (*)(Posed)>(const_cast<void*>(function))(*static_cast<const Posed*>(problem));
 }
 
-Split forced;
-
 template <class Weight, class Act, int Tokens>
 void run(const Case& c, const Split& split) {
   using Tile = gemm_sm90::Tile<Tokens>;
@@ -29,8 +27,7 @@ void run(const Case& c, const Split& split) {
                                           : call<gemm_sm90::first_plane(true) + kPlanes>;
   Product<Weight, Act> product(c);
   Launch launch = product.launch();
-  forced = split;
-  launch.split = [](const SplitQuestion& q) { return q.fits >> forced.parts & 1 ? forced : Split{1, 99, 99, 1}; };
+  launch.forced = split;
   for (const bool late : {false, true}) {
     emulated::late = late;
     const MatmulArgs args = product.pose(late);

@@ -39,9 +39,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
     __syncwarp();
     ptx::cluster_arrive_early();
   }
-  // Every warp writes the zeros that it reads.
-  if (threadIdx.x % 32 < 16) reinterpret_cast<uint4*>(memory)[threadIdx.x % 32] = {0, 0, 0, 0};
   const Position at(p, Tile::kWarps);
+  if (threadIdx.x < 16) ptx::store_shared(shared + Map::kZeros + threadIdx.x * 16, uint4{0, 0, 0, 0});
   const uint32_t x = shared + Map::kX, table = x + p.x_bytes, meeting = table + p.table_bytes;
 
   // ---- weights: they do not depend on the kernel before

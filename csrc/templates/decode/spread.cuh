@@ -65,17 +65,21 @@ inline float cost(const Traits& traits, const Problem& p, int warps_n) {
   return tiles * steps * spread_out + sums * p.most_tiles + 4.0f * ((p.most_tiles + p.pass_tiles - 1) / p.pass_tiles);
 }
 
-// How the work is spread, in p: the smallest cluster that holds x, and the cheapest split in it. The bytes of shared
-// memory, or 0 when nothing fits.
+// How the work is spread, in p: the smallest cluster that holds x, and the cheapest split in it, or as it is forced.
+// The bytes of shared memory, or 0 when nothing fits.
 inline int spread(const Traits& traits, Problem& p, const Launch& launch) {
   // Clusters came with compute capability 9.0, like launches that overlap.
   const int most_cluster_shift = launch.overlap ? 1 : 0;
   for (int cluster_shift = 0; cluster_shift <= most_cluster_shift; ++cluster_shift) {
     if (!launch.clusters[cluster_shift]) continue;
+    const Split& forced = launch.forced;
+    if (forced.parts && (forced.blocks != 1 << cluster_shift || forced.row_tiles * forced.parts != traits.warps))
+      continue;
     Problem best{};
     float best_price = 0.0f;
     int bytes = 0;
     for (int warps_k_shift = 0; (1 << warps_k_shift) <= traits.warps; ++warps_k_shift) {
+      if (forced.parts && forced.parts != 1 << warps_k_shift) continue;
       Problem found = p;
       const int need = split(traits, found, cluster_shift, warps_k_shift, launch);
       if (!need) continue;

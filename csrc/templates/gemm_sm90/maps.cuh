@@ -61,7 +61,7 @@ constexpr Traits kTraits = {Weight::kBits,
                             kMostStages,
                             room_of<Stage<Weight, Tile, Form>>()};
 
-// Fills in the problem; false when a tensor is none that the copy engine can read.
+// Fills in the problem; false when a tensor is none that the copy engine can read, or a forced split can't be.
 inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& launch, Affine affine,
                  Posed<kMostMaps>& p) {
   const layout::Packed packed(Layout::kNvidia, args.w.n, args.w.k, traits.bits);
@@ -79,6 +79,7 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
     p.ring =
         narrow::stages_of(traits.parts, traits.steps, static_cast<int64_t>(tiles), steps, traits.tokens, traits.bits,
                           launch, groups > 1 ? group.steps : -1, most_steps, traits.most, traits.room);
+    if (p.ring.depth == 0) return false;
   }
   const Split split = p.ring.split;
   const int row_tiles = narrow ? split.row_tiles : traits.row_tiles, own_steps = traits.steps * split.parts;

@@ -42,14 +42,24 @@ struct Stages {
   bool whole = true;  // each warp has rows of its own, all of them: parts of tasks may be dealt out
   int steps;          // of 128 k in a stage
   int bytes, sums_at;
-  int depth;          // stages in the ring
+  int depth = 0;      // stages in the ring
   uint32_t per_warp;  // 2^16 / parts, rounded up
   // The row tile of a warp: its number by the parts of K.
   LOWBIT_HOST_DEVICE constexpr int tile_of(int warp) const { return static_cast<int>(warp * per_warp >> 16); }
 };
 
+// Whether a kernel can do it: its warps and stages allow it, and sums of parts, which meet once, those of a cluster
+// half in each block, are of tasks that all run at once.
+constexpr bool possible(const Split& split, const SplitQuestion& q) {
+  const int rows = split.row_tiles, parts = split.parts, blocks = split.blocks;
+  if (rows < 1 || parts < 1 || rows * parts > kWorkers || !(q.fits >> parts & 1) || split.early < 1) return false;
+  if (blocks == 2) return rows % 2 == 0 && q.tiles <= int64_t{q.clusters[1]} * rows;
+  return blocks == 1 && (parts == 1 || q.tiles <= int64_t{q.clusters[0]} * rows);
+}
+
 // Those of a product of `tiles` row tiles and `steps` times 128 k; own_steps: of a warp in a stage. group_steps: log2
-// of a group, or -1 where a row has one. most_steps: in a stage; most: stages; room: bytes for them.
+// of a group, or -1 where a row has one. most_steps: in a stage; most: stages; room: bytes for them. No depth where a
+// split is forced that can't be.
 inline Stages stages_of(const StageBytes& stage, int own_steps, int64_t tiles, int64_t steps, int tokens, int bits,
                         const Launch& launch, int group_steps, int most_steps, int most, int room) {
   SplitQuestion question{tiles, steps, tokens, bits, launch.clusters, 0};
@@ -59,7 +69,12 @@ inline Stages stages_of(const StageBytes& stage, int own_steps, int64_t tiles, i
     question.fits |= static_cast<uint32_t>(fits) << parts;
   }
   Stages made;
-  if (launch.split) made.split = launch.split(question);
+  if (launch.forced.parts) {
+    made.split = launch.forced;
+    if (!possible(made.split, question)) return made;
+  } else if (launch.split) {
+    made.split = launch.split(question);
+  }
   const int parts = made.split.parts;  // fits
   made.slices = parts * made.split.blocks, made.whole = made.slices == 1 && made.split.row_tiles == kWorkers;
   made.steps = own_steps * parts;

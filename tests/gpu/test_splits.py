@@ -1,0 +1,80 @@
+"""Risk: a way to share K that the plan chooses for no shape of another test adds up the wrong sums, or too early."""
+
+import pytest
+import torch
+
+import lowbit
+from lowbit import extension
+from lowbit.errors import SchemeError
+
+from . import oracle
+from .kernels import forced, may_refuse, needs_kernels, tokens
+from .products import bias_for, row_of, why_wrong
+
+pytestmark = needs_kernels
+
+#: Row tiles of a task, parts of K, blocks (csrc/templates/narrow/split.cuh): warps with rows of their own, all or few
+#: of them, warps that share K, some that idle, two blocks that do.
+SHARED = [(16, 1, 1), (14, 1, 1), (8, 2, 1), (4, 4, 1), (2, 8, 1), (5, 3, 1), (1, 4, 1)]
+SHARED += [(16, 1, 2), (8, 2, 2), (4, 4, 2), (2, 8, 2), (6, 2, 2)]
+#: Row groups of a block, warps of each, blocks, in half of a multiprocessor and in all of it (decode/spread.cuh).
+SPREAD = [(8 // parts, parts, blocks) for parts in (1, 2, 4, 8) for blocks in (1, 2)]
+SPREAD += [(16 // parts, parts, blocks) for parts in (1, 4, 16) for blocks in (1, 2)]
+SHAPES = [(520, 4096), (1000, 1000), (40, 8200)]
+
+
+def right(row: dict, shape, split, early: int, kind: str) -> bool:
+    """Whether a kernel takes a split; its product is right then, and the same a second time."""
+    weight = oracle.make(row["weight"], shape, 128, kind, seed=sum(split))
+    x = oracle.normal(tokens(row["name"]), shape[1], dtype=getattr(torch, row["act"]), seed=early)
+    bias = bias_for(shape[0], early)
+    with forced(row["name"]), extension.force_cuda_split(*split, early):
+        try:
+            y = lowbit.matmul(x, weight.pw, bias)
+        except RuntimeError as error:
+            assert "was forced and can't hold" in str(error)
+            return False
+        again = lowbit.matmul(x, weight.pw, bias)
+    reason = why_wrong(row["name"], y, x, weight, bias)
+    assert reason is None, f"{row['name']} {split}, {early} early, {shape}: {reason}"
+    assert oracle.same_bits(again, y), f"{row['name']} {split}, {shape}: two runs differ"
+    return True
+
+
+@pytest.mark.parametrize("act", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", ["int1", "int2", "uint3", "int4", "uint6", "int8", "float4_e2m1", "float8_e4m3"])
+@pytest.mark.parametrize("most", [8, 16])
+def test_every_split_of_few_rows_is_right(most, dtype, act):
+    row = row_of(dtype, act, "gemm_sm90", most)
+    if may_refuse(row["name"], 1, 1):
+        pytest.skip(f"{row['name']} is not for this device")
+    kind = "zero" if dtype.startswith("uint") else "none"
+    ran = [
+        split
+        for i, split in enumerate(SHARED)
+        for j, shape in enumerate(SHAPES)
+        if right(row, shape, split, 1 + (i + j) % 3, kind)
+    ]
+    # A stage has room for few parts of some types; rows that are a whole group each take any number.
+    assert {(16, 1, 1), (14, 1, 1), (8, 2, 1), (16, 1, 2), (8, 2, 2)} <= set(ran)
+
+
+@pytest.mark.parametrize("dtype", ["int1", "uint3", "int4", "uint7", "int8", "float4_e2m1"])
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_every_spread_of_decode_is_right(most, dtype):
+    row = row_of(dtype, torch.float16, "decode", most)
+    kind = "zero" if dtype.startswith("uint") else "none"
+    ran = [split for split in SPREAD for shape in SHAPES if right(row, shape, split, 1, kind)]
+    both = torch.cuda.get_device_capability() >= (9, 0)
+    assert {split for split in SPREAD if both or split[2] == 1} <= set(ran)
+
+
+def test_a_split_that_no_kernel_can_do_is_refused():
+    row = row_of("int4", torch.float16, "gemm_sm90", 8)
+    if may_refuse(row["name"], 1, 1):
+        pytest.skip(f"{row['name']} is not for this device")
+    for split in [(16, 2, 1), (5, 3, 2), (1, 16, 1)]:  # too many warps, a row tile of two blocks, too many tasks
+        assert not right(row, (8192, 1024), split, 1, "none"), split
+    with pytest.raises(SchemeError, match="must be in 1 to 255, got"), extension.force_cuda_split(0, 1, 1):
+        pass
+    assert right(row, (8192, 1024), (16, 1, 1), 2, "none")
