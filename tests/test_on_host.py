@@ -1,5 +1,5 @@
-"""Risk: kernels of decode, gemm_sm80 and the narrow ones of gemm_sm90 read what has not come, the wrong place or beyond
-it, race in shared memory, or add up the wrong sums.
+"""Risk: kernels of decode, gemm_sm80 and gemm_sm90 read what has not come, the wrong place or beyond it, race in shared
+memory, wait forever, or add up the wrong sums.
 
 The kernels' own code runs on a CPU: threads of a block are fibers, and the few instructions that they are made of are
 plain functions (tests/native/on_host), which also keep track of what barriers put in order. That needs CUDA's headers,
@@ -20,7 +20,7 @@ from tools import cuda
 NATIVE = Path(__file__).parent / "native"
 CSRC = NATIVE.parent.parent / "csrc"
 #: Headers of csrc/templates in whose place those of on_host come.
-REPLACED = {"ptx": ("async.cuh", "cluster.cuh", "mma.cuh", "pairs.cuh", "tma.cuh"), ".": ("launch.cuh",)}
+REPLACED = {"ptx": ("async.cuh", "cluster.cuh", "mma.cuh", "pairs.cuh", "tma.cuh", "wgmma.cuh"), ".": ("launch.cuh",)}
 
 
 def built(folder: Path, source: str, *includes: Path) -> Path:
@@ -35,15 +35,17 @@ def built(folder: Path, source: str, *includes: Path) -> Path:
     return program
 
 
-@pytest.mark.parametrize("family, cases", [("decode", 58), ("gemm_sm80", 54), ("gemm_sm90", 34)])
-def test_products_of_every_tile_are_right(tmp_path, family, cases):
+@pytest.mark.parametrize(
+    ("kernels", "cases"), [("decode", 58), ("gemm_sm80", 54), ("gemm_sm90_narrow", 46), ("gemm_sm90_wide", 44)]
+)
+def test_products_of_every_tile_are_right(tmp_path, kernels, cases):
     shutil.copytree(CSRC / "templates", tmp_path / "templates")
     shutil.copy(CSRC / "args.h", tmp_path)
     for folder, names in REPLACED.items():
         for name in names:
             assert (tmp_path / "templates" / folder / name).is_file(), f"{name} is no header of templates/{folder}"
             shutil.copy(NATIVE / "on_host" / name, tmp_path / "templates" / folder)
-    program = built(tmp_path, f"{family}_on_host.cpp", tmp_path)
+    program = built(tmp_path, f"{kernels}_on_host.cpp", tmp_path)
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=600)
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and len(lines) == cases, done.stdout + done.stderr
@@ -52,7 +54,7 @@ def test_products_of_every_tile_are_right(tmp_path, family, cases):
 
 def test_a_race_is_found_where_a_barrier_is_missing_and_nowhere_else(tmp_path):
     program = built(tmp_path, "races_on_host.cpp", CSRC)
-    for case in range(12):
+    for case in range(14):
         done = subprocess.run([str(program), str(case)], capture_output=True, text=True, timeout=60)
         missing = case % 2 == 1
         assert done.returncode == missing and done.stdout.startswith("WRONG") == missing, f"case {case}: {done.stdout}"

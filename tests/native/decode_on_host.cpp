@@ -48,22 +48,22 @@ void run(const Case& c) {
 int main() {
   emulated::memory = decode::memory;
   constexpr ZeroKind kNone = ZeroKind::kNone, kZero = ZeroKind::kZero, kMin = ZeroKind::kMin;
-  run<Int<3>, __half, 1>({40, 1300, 1, 128, kNone, false, 2, 80});  // odd K, one warp with less than the others
-  run<Int<3>, __half, 2>({300, 700, 2, 256, kZero, false, 3, 80});
-  run<Int<3>, __nv_bfloat16, 4>({33, 1000, 3, -1, kMin, true, 1, 80});  // fewer rows of x than a tile
-  run<Int<4>, __half, 1>({100, 520, 1, 128, kMin, false, 1, 86});
-  run<Int<1>, __half, 4>({50, 2000, 4, 128, kZero, true, 2, 80});
-  run<Int<2>, __half, 1>({20, 4000, 1, 256, kNone, false, 1, 80});
-  run<Int<5>, __nv_bfloat16, 2>({70, 640, 2, 128, kZero, false, 2, 80});
-  run<Int<6>, __half, 4>({17, 300, 4, -1, kNone, false, 1, 80});
-  run<Int<7>, __half, 1>({90, 1000, 1, 128, kZero, false, 2, 80});
-  run<Int<8>, __half, 2>({40, 1500, 2, 256, kMin, false, 2, 80});
-  run<Float<2, 1>, __half, 1>({60, 1300, 1, 128, kNone, false, 2, 80});
-  run<Float<4, 3>, __half, 4>({40, 900, 3, -1, kNone, true, 1, 80});
+  run<Int<3>, __half, 1>({40, 1300, 1, 128, kNone, kFp16, 2, 80});  // odd K, one warp with less than the others
+  run<Int<3>, __half, 2>({300, 700, 2, 256, kZero, kFp16, 3, 80});
+  run<Int<3>, __nv_bfloat16, 4>({33, 1000, 3, -1, kMin, kBf16, 1, 80});  // fewer rows of x than a tile
+  run<Int<4>, __half, 1>({100, 520, 1, 128, kMin, kFp16, 1, 86});
+  run<Int<1>, __half, 4>({50, 2000, 4, 128, kZero, kBf16, 2, 80});
+  run<Int<2>, __half, 1>({20, 4000, 1, 256, kNone, kFp16, 1, 80});
+  run<Int<5>, __nv_bfloat16, 2>({70, 640, 2, 128, kZero, kFp16, 2, 80});
+  run<Int<6>, __half, 4>({17, 300, 4, -1, kNone, kFp16, 1, 80});
+  run<Int<7>, __half, 1>({90, 1000, 1, 128, kZero, kFp16, 2, 80});
+  run<Int<8>, __half, 2>({40, 1500, 2, 256, kMin, kFp16, 2, 80});
+  run<Float<2, 1>, __half, 1>({60, 1300, 1, 128, kNone, kFp16, 2, 80});
+  run<Float<4, 3>, __half, 4>({40, 900, 3, -1, kNone, kBf16, 1, 80});
   // Two blocks share K: the ring turns, passes, a slice without steps, several rows of x.
-  run_one<Int<4>, __half, 1, false>({600, 2100, 1, 128, kNone, false, 2, 90}, {4, 2, 2, 1});
-  run_one<Int<3>, __half, 2, true>({300, 700, 2, 256, kZero, false, 4, 90}, {1, 16, 2, 1});
-  run_one<Int<7>, __nv_bfloat16, 4, false>({90, 1000, 3, -1, kMin, true, 4, 90}, {2, 4, 2, 1});
-  run_one<Float<2, 1>, __half, 2, true>({400, 1300, 2, 128, kNone, false, 2, 90}, {8, 2, 2, 1});
-  run_one<Int<6>, __half, 1, false>({520, 640, 1, 128, kZero, false, 3, 90}, {8, 1, 1, 1});
+  run_one<Int<4>, __half, 1, false>({600, 2100, 1, 128, kNone, kFp16, 2, 90}, {4, 2, 2, 1});
+  run_one<Int<3>, __half, 2, true>({300, 700, 2, 256, kZero, kFp16, 4, 90}, {1, 16, 2, 1});
+  run_one<Int<7>, __nv_bfloat16, 4, false>({90, 1000, 3, -1, kMin, kBf16, 4, 90}, {2, 4, 2, 1});
+  run_one<Float<2, 1>, __half, 2, true>({400, 1300, 2, 128, kNone, kFp16, 2, 90}, {8, 2, 2, 1});
+  run_one<Int<6>, __half, 1, false>({520, 640, 1, 128, kZero, kFp16, 3, 90}, {8, 1, 1, 1});
 }

@@ -6,12 +6,13 @@
 
 #include "on_host/async.cuh"
 #include "on_host/tma.cuh"
+#include "on_host/wgmma.cuh"
 
 using namespace lowbit;
 
 namespace {
 
-constexpr int kThreads = 64, kBarrier = 1024;
+constexpr int kThreads = 64, kBarrier = 4096;
 
 // Threads write; others read.
 void block(bool missing) {
@@ -89,12 +90,31 @@ void boxes(bool missing) {
   ptx::load_shared(4 * (threadIdx.x % 32));
 }
 
+// A warp multiplies x, which is written anew once a lane has arrived; missing: it arrives while products still read.
+void products(bool missing) {
+  const int own = threadIdx.x, warp = own / 32;
+  if (own == 0) ptx::arrivals_init(kBarrier, 1);
+  __syncthreads();
+  if (warp == 0) {
+    float sum[16] = {};
+    const uint32_t a[4] = {};
+    ptx::wgmma<__half, 32>(sum, a, ptx::describe_tokens(0));
+    ptx::commit_products();
+    if (missing && own == 0) ptx::arrive(kBarrier);
+    ptx::wait_products<0>();
+    if (!missing && own == 0) ptx::arrive(kBarrier);
+  } else if (own == 32) {
+    ptx::wait_arrivals(kBarrier, 0);
+    ptx::store_shared(0, uint32_t{1});
+  }
+}
+
 }  // namespace
 
 int main(int, char** given) {
-  alignas(1024) static uint8_t memory[2048];
+  alignas(1024) static uint8_t memory[8192];
   emulated::memory = memory;
-  constexpr void (*kCases[])(bool) = {block, lanes, ring, made, copies, boxes};
+  constexpr void (*kCases[])(bool) = {block, lanes, ring, made, copies, boxes, products};
   const int number = std::atoi(given[1]);
   emulated::launch([=] { kCases[number / 2](number % 2); }, 1, kThreads, sizeof(memory));
 }

@@ -205,7 +205,8 @@ struct Large {
 
 template <class Weight, class Act, class Tile, class Form, int Maps>
 __global__ void __launch_bounds__(kLargeThreads, 1) multiply_large(const __grid_constant__ Posed<Maps> p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // elsewhere it is empty, and never launched (prepare)
+  // Elsewhere it is empty, and never launched (prepare). Without nvcc it is a CPU that plays the device (tests).
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDACC__)
   using Worker = Large<Weight, Act, Tile, Form>;
   using Map = typename Worker::Map;
   extern __shared__ uint8_t memory[];

@@ -63,8 +63,9 @@ struct Barrier {
   int64_t bytes = 0;   // that were announced and not asked for yet
   uint32_t phase = 0;  // phases that have ended
   std::vector<Copy> copies;
-  uint32_t engine = 0;  // the actor whose copies it counts
-  Clock told, known;    // by those that arrived; to those that waited
+  uint32_t engine = 0;     // the actor whose copies it counts
+  bool published = false;  // to the cluster
+  Clock told, known;       // by those that arrived; to those that waited
 };
 
 constexpr int kMostBlocks = 2, kMostWarps = 32 * kMostBlocks;  // of a cluster
@@ -76,7 +77,8 @@ inline uint32_t memory_bytes;
 inline std::vector<Fiber> fibers;
 inline ucontext_t home;
 inline int current, threads, first_block, cluster_blocks;  // current: of the cluster's threads
-inline Meeting of_block[kMostBlocks], of_number[kMostBlocks], of_warp[kMostWarps], of_lanes[kMostWarps];
+inline Meeting of_block[kMostBlocks], of_warp[kMostWarps], of_lanes[kMostWarps];
+inline std::map<int, Meeting> of_number[kMostBlocks];
 inline int arrived_in_cluster;
 inline uint32_t exchange[kMostWarps][32][8];  // what the lanes of a warp show each other
 inline std::function<void()> body;
@@ -90,22 +92,27 @@ inline void be(int fiber) { current = fiber, thread_index.x = fiber % threads, b
 }
 
 // Lets the others run.
-inline void pause() {
+template <class Done>
+void wait_until(const Done& done, uint32_t at = 0) {
   const int self = current;
-  swapcontext(&fibers[self].context, &home);
-  be(self);
+  for (int round = 0; !done(); ++round, be(self)) {
+    if (round == 1 << 18) fail("a wait without end", at);
+    swapcontext(&fibers[self].context, &home);
+  }
 }
 
+inline void come(Meeting& meeting, int count) {
+  races.tell(current, meeting.told);
+  if (++meeting.arrived < count) return;
+  meeting.arrived = 0, ++meeting.turn;
+  std::swap(meeting.told, meeting.known);
+  meeting.told.clear();
+}
 inline void meet(Meeting& meeting, int count) {
-  const int turn = meeting.turn, self = current;
-  races.tell(self, meeting.told);
-  if (++meeting.arrived == count) {
-    meeting.arrived = 0, ++meeting.turn;
-    std::swap(meeting.told, meeting.known);
-    meeting.told.clear();
-  }
-  while (meeting.turn == turn) pause();
-  learn(races.known[self], meeting.known);
+  const int turn = meeting.turn;
+  come(meeting, count);
+  wait_until([&] { return meeting.turn != turn; });
+  learn(races.known[current], meeting.known);
 }
 inline void meet_block() { meet(of_block[rank()], threads); }
 inline void meet_warp() { meet(of_warp[current / 32], 32); }
@@ -114,7 +121,7 @@ inline void wait_for_lanes() {
   Meeting& meeting = of_lanes[current / 32];
   const int turn = meeting.turn;
   if (++meeting.arrived == 32) meeting.arrived = 0, ++meeting.turn;
-  while (meeting.turn == turn) pause();
+  wait_until([&] { return meeting.turn != turn; });
 }
 
 inline uint8_t* place(uint32_t at, uint32_t bytes, uint32_t align, int block = rank()) {
@@ -125,7 +132,7 @@ template <class T>
 T load(uint32_t at, uint32_t align = sizeof(T)) {
   T value;
   std::memcpy(&value, place(at, sizeof(T), align), sizeof(T));
-  if (races.reads(current, rank(), at, sizeof(T))) fail("a read that may be too early", at);
+  if (races.reads(current, rank(), at, sizeof(T), current)) fail("a read that may be too early", at);
   return value;
 }
 template <class T>
@@ -138,11 +145,13 @@ void store(uint32_t at, T value, uint32_t align = sizeof(T)) {
 inline void written_by(uint32_t engine, uint32_t at, int bytes, int block = rank()) {
   if (races.writes(current, block, at, bytes, engine)) fail("a copy that may be too early", at);
 }
-inline uint32_t own_engine() { return static_cast<uint32_t>(fibers.size()) + kMostBarriers * kMostBlocks + current; }
+// Engines: of barriers, of warps, of threads.
+constexpr int kFirstOfWarps = kMostBarriers * kMostBlocks, kFirstOfThreads = kFirstOfWarps + kMostWarps;
+inline uint32_t own_engine() { return static_cast<uint32_t>(fibers.size()) + kFirstOfThreads + current; }
 
-inline void apply(const Copy& copy) {
+inline void apply(const Copy& copy, int block = rank()) {
   if (copy.bytes < 0 || copy.bytes > 16 || reinterpret_cast<uintptr_t>(copy.from) % 16) fail("a bad copy", copy.to);
-  uint8_t* to = place(copy.to, 16, 16);
+  uint8_t* to = place(copy.to, 16, 16, block);
   std::memset(to, 0, 16);
   std::memcpy(to, copy.from, copy.bytes);
 }
@@ -176,7 +185,7 @@ inline void make_barrier(uint32_t at, int count) {
   store<uint64_t>(at, 0);
   if (own.size() == kMostBarriers) fail("too many barriers", at);
   const uint32_t engine = static_cast<uint32_t>(fibers.size() + rank() * kMostBarriers + own.size());
-  own[at] = {count, count, 0, 0, {}, engine, races.nothing, races.nothing};
+  own[at] = {count, count, 0, 0, {}, engine, false, races.nothing, races.nothing};
 }
 inline void end_phase(Barrier& found) {
   if (found.left || found.bytes) return;
@@ -184,13 +193,17 @@ inline void end_phase(Barrier& found) {
   found.told[found.engine] = races.engine[found.engine];
   learn(found.known, found.told);
 }
-// Whoever uses a barrier must know that it was made.
-inline void use_barrier(uint32_t at) {
-  if (!races.knows(current, races.of[rank()][at / 4].written)) fail("a barrier that may be made later", at);
+// Whoever uses a barrier must know that it was made; in another block that it was published.
+inline std::vector<bool> sees_cluster;  // by thread
+inline void learn_barriers() { sees_cluster[current] = true; }
+inline void use_barrier(uint32_t at, int block = rank()) {
+  const bool known = block == rank() ? races.knows(current, races.of[block][at / 4].written)
+                                     : sees_cluster[current] && barrier(at, block).published;
+  if (!known) fail("a barrier that may be made later", at);
 }
-inline void arrive(uint32_t at) {
-  Barrier& found = barrier(at);
-  use_barrier(at);
+inline void arrive(uint32_t at, int block = rank()) {
+  Barrier& found = barrier(at, block);
+  use_barrier(at, block);
   races.tell(current, found.told);
   --found.left;
   end_phase(found);
@@ -219,10 +232,7 @@ inline void arrive_with_copies(uint32_t at) {
 inline void wait_arrivals(uint32_t at, uint32_t parity) {
   Barrier& found = barrier(at);
   use_barrier(at);
-  for (int round = 0; found.phase % 2 == parity; ++round) {
-    if (round == 1 << 20) fail("a wait without end", at);
-    pause();
-  }
+  wait_until([&] { return found.phase % 2 != parity; }, at);
   learn(races.known[current], found.known);
   for (const Copy& one : found.copies) apply(one);
   found.copies.clear();
@@ -244,10 +254,11 @@ inline void launch(const std::function<void()>& function, int blocks, int count,
     arrived_in_cluster = 0;
     for (auto& of : barriers) of.clear();
     for (Meeting& one : of_block) one = {};
-    for (Meeting& one : of_number) one = {};
+    for (auto& of : of_number) of.clear();
     for (Meeting& one : of_warp) one = {};
     for (Meeting& one : of_lanes) one = {};
-    races.begin(cluster * count, kMostBarriers * kMostBlocks, cluster, shared_bytes);
+    sees_cluster.assign(cluster * count, false);
+    races.begin(cluster * count, kFirstOfThreads + cluster * count, cluster, shared_bytes);
     for (Fiber& fiber : fibers) {
       fiber.stack.resize(1 << 16), fiber.done = false;
       fiber.groups.clear(), fiber.open = {};

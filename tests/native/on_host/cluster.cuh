@@ -5,18 +5,26 @@
 namespace lowbit::ptx {
 
 inline uint32_t cluster_rank() { return emulated::rank(); }
+// Tells nothing but which barriers were published.
 inline void cluster_arrive_early() { ++emulated::arrived_in_cluster; }
 inline void cluster_wait() {
-  while (emulated::arrived_in_cluster < emulated::threads * emulated::cluster_blocks) emulated::pause();
+  emulated::wait_until([] { return emulated::arrived_in_cluster == emulated::threads * emulated::cluster_blocks; });
+  emulated::learn_barriers();
 }
-inline void publish_to_cluster() {}
-inline void barrier_init(uint32_t barrier) { emulated::make_barrier(barrier, 1); }
+inline void publish_to_cluster() {
+  for (auto& [at, made] : emulated::barriers[emulated::rank()]) made.published = true;
+}
+inline void barrier_init(uint32_t barrier) {
+  emulated::make_barrier(barrier, 1);
+  publish_to_cluster();
+}
 inline void barrier_expect(uint32_t barrier, int bytes) { emulated::expect(barrier, bytes); }
 inline void barrier_wait(uint32_t barrier, uint32_t parity) { emulated::wait_arrivals(barrier, parity); }
 
 template <int Count>
 void store_in_cluster(uint32_t to, uint32_t barrier, uint32_t block, const float (&v)[Count]) {
   std::memcpy(emulated::place(to, sizeof(v), sizeof(v), block), v, sizeof(v));
+  emulated::use_barrier(barrier, block);
   emulated::written_by(emulated::barrier(barrier, block).engine, to, sizeof(v), block);
   emulated::count_bytes(barrier, sizeof(v), block);
 }

@@ -36,10 +36,12 @@ inline std::mt19937 chance(1);
 inline std::vector<std::vector<uint8_t>> scratches;
 inline void* scratch(void*, int64_t bytes) { return scratches.emplace_back(bytes, 0xFF).data(); }
 
+constexpr ScaleType kFp16 = ScaleType::kFloat16, kBf16 = ScaleType::kBFloat16, kFp32 = ScaleType::kFloat32;
+
 struct Case {
   int n, k, m, group;
   ZeroKind kind;
-  bool bf16_scales;
+  ScaleType scales;
   int blocks, capability;
 };
 
@@ -62,6 +64,12 @@ struct Values<Float<Exponent, Mantissa>> {
   }
 };
 
+template <int Bits>
+struct Values<Codebook<Bits>> {
+  static constexpr Affine kAffine{1.0f, 0.0f};
+  static double of(int code) { return (code * 5 % 16 - 6) / 4.0; }
+};
+
 template <class Type, class Act>
 struct Product {
   static constexpr int kBits = Type::kBits;
@@ -71,9 +79,9 @@ struct Product {
   const layout::Packed packed;
   const int groups, stride, y_stride;
   Tensor<uint8_t> codes;
-  Tensor<uint16_t> scales, zeros, x;
+  Tensor<uint16_t> scales, zeros, x;  // scales and zeros of fp32: two items
   std::vector<double> weight, plain_x;
-  std::vector<float> bias, factors;  // factors: of rows
+  std::vector<float> bias, factors, book;  // factors: of rows
   std::vector<uint16_t> y;
   bool factored = false;
 
@@ -82,15 +90,16 @@ struct Product {
         packed(Layout::kNvidia, c.n, c.k, kBits),
         groups(c.group < 0 ? 1 : (c.k + c.group - 1) / c.group),
         stride((c.k + 7) / 8 * 8 + 8),
-        y_stride(c.n + 3),
+        y_stride(c.n + (c.n % 8 ? 3 : 8)),  // rows of y lie at multiples of 16 bytes, or at none
         codes(packed.nbytes()),
-        scales(size_t((c.n + 15) / 16) * groups * 16),
+        scales(size_t((c.n + 15) / 16) * groups * (c.scales == kFp32 ? 32 : 16)),
         zeros(scales.raw.size()),
         x(size_t(c.m) * stride),
         weight(size_t(c.n) * c.k),
         plain_x(size_t(c.m) * c.k),
         bias(c.n),
         factors(c.n),
+        book(Type::kCodebook ? 1 << kBits : 0),
         y(size_t(c.m) * y_stride) {
     for (int row = 0; row < c.n; ++row) draw_row(row);
     // NaN behind every row of x.
@@ -103,6 +112,17 @@ struct Product {
       }
     for (float& value : bias) value = static_cast<float>(chance() % 7);
     for (float& value : factors) value = static_cast<float>(1 + chance() % 5) / (chance() % 2 ? 4 : -4);
+    for (size_t code = 0; code < book.size(); ++code) book[code] = static_cast<float>(Values<Type>::of(code));
+  }
+
+  // A scale or zero, rounded to its type.
+  float put(const Tensor<uint16_t>& to, size_t at, float value) const {
+    if (c.scales == kFp32) {
+      std::memcpy(to.data + 2 * at, &value, 4);
+    } else {
+      to.data[at] = c.scales == kBf16 ? bits_of<__nv_bfloat16>(value, &value) : bits_of<__half>(value, &value);
+    }
+    return value;
   }
 
   void draw_row(int row) {
@@ -111,9 +131,8 @@ struct Product {
       if (k == 0 || (c.group > 0 && k % c.group == 0)) {
         const size_t at = (size_t(row / 16) * groups + group++) * 16 + layout::group_place(Layout::kNvidia, row % 16);
         const float drawn = static_cast<float>(1 << chance() % 3) / 8 * (chance() % 2 ? 1 : -1);
-        scales.data[at] = c.bf16_scales ? bits_of<__nv_bfloat16>(drawn, &scale) : bits_of<__half>(drawn, &scale);
-        zero = c.kind == ZeroKind::kNone ? 0.0f : static_cast<float>(chance() % 5);
-        zeros.data[at] = c.bf16_scales ? bits_of<__nv_bfloat16>(zero) : bits_of<__half>(zero);
+        scale = put(scales, at, drawn);
+        zero = put(zeros, at, c.kind == ZeroKind::kNone ? 0.0f : static_cast<float>(chance() % 5));
       }
       const int code = chance() & ((1 << kBits) - 1);
       const double value = Values<Type>::of(code);
@@ -133,7 +152,8 @@ struct Product {
     scratches.clear();
     MatmulArgs args{};
     args.w = {codes.data, scales.data, c.kind != ZeroKind::kNone ? zeros.data : nullptr, c.n, c.k, c.group, {}, c.kind};
-    args.w.scale_type = c.bf16_scales ? ScaleType::kBFloat16 : ScaleType::kFloat16;
+    args.w.scale_type = c.scales;
+    args.w.codebook = book.empty() ? nullptr : book.data();
     args.w.whole_zeros = c.kind == ZeroKind::kZero && !factored;
     args.w.row_scales = factored ? factors.data() : nullptr;
     args.x = {x.data, c.m, stride, FloatType::kFloat16};
@@ -171,9 +191,11 @@ struct Product {
   void report(int error, const std::string& tile, bool late) const {
     const double worst = error ? 1e30 : off();
     const bool right = worst < (std::is_same<Act, __half>::value ? 1e-3 : 8e-3);
-    std::printf("%s: %d bits, %s, N %d, K %d, M %d, groups of %d, zero kind %d, %d blocks, %s copies, off by %.1e\n",
-                right ? "right" : "WRONG", kBits, tile.c_str(), c.n, c.k, c.m, c.group, static_cast<int>(c.kind),
-                c.blocks, late ? "late" : "early", worst);
+    std::printf(
+        "%s: %d bits, %s, N %d, K %d, M %d, groups of %d, zero kind %d, scale type %d, %d blocks, %s copies, off by "
+        "%.1e\n",
+        right ? "right" : "WRONG", kBits, tile.c_str(), c.n, c.k, c.m, c.group, static_cast<int>(c.kind),
+        static_cast<int>(c.scales), c.blocks, late ? "late" : "early", worst);
   }
 };
 

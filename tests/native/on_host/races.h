@@ -1,8 +1,8 @@
 // Which reads and writes of shared memory no barrier puts in order: vector clocks, as FastTrack has them (Flanagan and
 // Freund, 2009). A race is found in whatever order threads happened to run.
 //
-// Actors are threads, and engines: those that copy for a thread or write because of it, a thread's own for cp.async,
-// one of each barrier for copies that it counts. What an engine does begins when it is asked and is known to those who
+// Actors are threads, and engines, which work for them: one of each barrier for copies that it counts, one of each warp
+// for products, a thread's own for cp.async. What an engine does begins when it is asked and is known to those who
 // waited for it.
 #pragma once
 #include <algorithm>
@@ -33,8 +33,8 @@ struct Races {
   std::vector<std::vector<Cell>> of;  // of each block
   Clock nothing;
 
-  void begin(int threads, int barriers, int blocks, int bytes) {
-    nothing.assign(2 * threads + barriers, 0);
+  void begin(int threads, int engines, int blocks, int bytes) {
+    nothing.assign(threads + engines, 0);
     known.assign(threads, nothing);
     for (int i = 0; i < threads; ++i) known[i][i] = 1;
     engine = nothing;
@@ -44,29 +44,34 @@ struct Races {
 
   bool knows(int thread, const Access& act) const { return act.count <= known[thread][act.actor]; }
 
+  // actor: the thread itself, or an engine that it asked.
+  Access next(int thread, uint32_t actor) {
+    return {actor, actor == static_cast<uint32_t>(thread) ? known[thread][thread] : ++engine[actor]};
+  }
+
   // Whether it races with a write.
-  bool reads(int thread, int block, uint32_t at, uint32_t bytes) {
+  bool reads(int thread, int block, uint32_t at, uint32_t bytes, uint32_t actor) {
     bool race = false;
+    const Access own = next(thread, actor);
     for (uint32_t i = at / 4; i < (at + bytes + 3) / 4; ++i) {
       Cell& cell = of[block][i];
       race |= !knows(thread, cell.written);
-      const Access own{static_cast<uint32_t>(thread), known[thread][thread]};
       if (cell.read.empty() || cell.read.back().actor != own.actor || cell.read.back().count != own.count)
         cell.read.push_back(own);
     }
     return race;
   }
 
-  // Whether it races with a read or write. actor: the thread itself, or an engine that it asked.
+  // Whether it races with a read or write.
   bool writes(int thread, int block, uint32_t at, uint32_t bytes, uint32_t actor) {
     bool race = false;
-    const uint32_t count = actor == static_cast<uint32_t>(thread) ? known[thread][thread] : ++engine[actor];
+    const Access own = next(thread, actor);
     for (uint32_t i = at / 4; i < (at + bytes + 3) / 4; ++i) {
       Cell& cell = of[block][i];
       race |= !knows(thread, cell.written);
       for (const Access& read : cell.read) race |= !knows(thread, read);
       cell.read.clear();
-      cell.written = {actor, count};
+      cell.written = own;
     }
     return race;
   }

@@ -39,13 +39,13 @@ inline CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t di
   return good ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// A box, 16 bytes at a time; what lies outside of the tensor becomes 0.
-inline void copy_box(uint32_t to, const CUtensorMap& map, const int (&at)[3], uint32_t at_barrier) {
+// A box to a block, 16 bytes at a time; what lies outside of the tensor becomes 0.
+inline void copy_box(uint32_t to, const CUtensorMap& map, const int (&at)[3], uint32_t at_barrier, int block = rank()) {
   Described d;
   std::memcpy(&d, &map, sizeof(d));
   if (to % (d.swizzled ? 1024 : 128)) fail("a bad place for a box", to);
   const int row = d.box[0] * d.width;
-  Barrier& counts = barrier(at_barrier);
+  Barrier& counts = barrier(at_barrier, block);
   for (uint32_t outer = 0; outer < d.box[2]; ++outer)
     for (uint32_t middle = 0; middle < d.box[1]; ++middle)
       for (int piece = 0; piece < row; piece += 16, to += 16) {
@@ -56,10 +56,10 @@ inline void copy_box(uint32_t to, const CUtensorMap& map, const int (&at)[3], ui
         const uint8_t* from = bytes ? d.data + z * d.pitch[1] + y * d.pitch[0] + begin : d.data;
         const Copy one{d.swizzled ? to ^ (to / 128 % 8 * 16) : to, from, bytes};
         place(one.to, 16, 16);
-        written_by(counts.engine, one.to, 16);
-        late ? counts.copies.push_back(one) : apply(one);
+        written_by(counts.engine, one.to, 16, block);
+        late ? counts.copies.push_back(one) : apply(one, block);
       }
-  count_bytes(at_barrier, row * d.box[1] * d.box[2]);
+  count_bytes(at_barrier, row * d.box[1] * d.box[2], block);
 }
 
 }  // namespace emulated
@@ -80,12 +80,12 @@ inline void copy_box(uint32_t to, const CUtensorMap& map, int inner, int middle,
                      uint64_t) {
   emulated::copy_box(to, map, {inner, middle, outer}, barrier);
 }
-inline void copy_box_to_all(uint32_t, const CUtensorMap&, int, int, uint32_t barrier, uint16_t, uint64_t) {
-  emulated::fail("copies to all blocks are not played", barrier);
+inline void copy_box_to_all(uint32_t to, const CUtensorMap& map, int inner, int outer, uint32_t barrier,
+                            uint16_t blocks, uint64_t) {
+  for (int block = 0; block < emulated::cluster_blocks; ++block)
+    if (blocks >> block & 1) emulated::copy_box(to, map, {inner, outer, 0}, barrier, block);
 }
-inline void arrive_in_cluster(uint32_t barrier, uint32_t) {
-  emulated::fail("arrivals elsewhere are not played", barrier);
-}
+inline void arrive_in_cluster(uint32_t barrier, uint32_t block) { emulated::arrive(barrier, block); }
 inline void prefetch_map(const CUtensorMap&) {}
 
 }  // namespace lowbit::ptx

@@ -1,0 +1,70 @@
+// Runs the kernels of csrc/templates/gemm_sm90.cuh for 32 rows of x and more on a CPU (on_host/) and holds y against a
+// plain loop. Prints a line a case: "right" or "WRONG", and which. For tests/test_on_host.py.
+#include "on_host/language.h"
+//
+#include "on_host/product.h"
+#include "templates/gemm_sm90.cuh"
+
+namespace lowbit::gemm_sm90 {
+alignas(1024) uint8_t memory[emulated::kMostBlocks * kSharedAlone];
+}
+
+using namespace on_host;
+
+namespace {
+
+template <int Maps>
+void call(const void* function, const void* problem) {
+  using Posed = gemm_sm90::Posed<Maps>;
+  reinterpret_cast<void (*)(Posed)>(const_cast<void*>(function))(*static_cast<const Posed*>(problem));
+}
+
+template <class Weight, class Act, int Tokens>
+void run(const Case& c) {
+  constexpr int kPlanes = planes::plane_count(Weight::kBits);
+  Product<Weight, Act> product(c);
+  Launch launch = product.launch();
+  launch.encode_tensor_map = reinterpret_cast<void*>(emulated::encode);
+  for (const bool late : {false, true}) {
+    emulated::late = late;
+    const MatmulArgs args = product.pose(late);
+    call_kernel = c.kind == ZeroKind::kNone ? call<gemm_sm90::first_plane(false) + kPlanes>
+                                            : call<gemm_sm90::first_plane(true) + kPlanes>;
+    const int error = gemm_sm90::launch<Weight, Act, gemm_sm90::Tile<Tokens>>(args, launch, Values<Weight>::kAffine);
+    product.report(error, "n" + std::to_string(Tokens), late);
+  }
+}
+
+}  // namespace
+
+int main() {
+  emulated::memory = gemm_sm90::memory;
+  constexpr ZeroKind kNone = ZeroKind::kNone, kZero = ZeroKind::kZero, kMin = ZeroKind::kMin;
+  // Open sums: parts of tasks, whole tasks, the ring turns, several tiles of tokens.
+  run<Int<4>, __half, 32>({300, 1500, 33, 128, kNone, kFp16, 4, 90});
+  run<Int<1>, __nv_bfloat16, 32>({520, 1100, 17, 256, kZero, kBf16, 3, 90});
+  run<Int<7>, __half, 48>({270, 700, 90, -1, kNone, kFp16, 5, 90});
+  // Sums in units of a scale, warpgroups in turns.
+  run<Int<3>, __half, 64>({200, 1300, 60, 256, kNone, kFp16, 3, 90});
+  run<Float<2, 1>, __nv_bfloat16, 64>({140, 1000, 64, 128, kNone, kBf16, 1, 90});
+  run<Int<5>, __half, 96>({130, 1700, 90, 128, kNone, kFp16, 7, 90});
+  run<Int<2>, __half, 128>({136, 600, 200, 128, kZero, kFp16, 2, 90});
+  // Scaled values: fine groups, zeros of any kind.
+  run<Int<8>, __nv_bfloat16, 32>({130, 900, 20, 32, kMin, kBf16, 3, 90});
+  run<Float<4, 3>, __half, 64>({136, 1000, 50, 16, kNone, kFp16, 4, 90});
+  run<Int<6>, __half, 128>({260, 500, 100, 64, kZero, kFp16, 3, 90});
+  // Two rings; whole lines of y, and rows that are no such; pairs of blocks.
+  run<Int<4>, __half, 144>({136, 900, 140, 128, kNone, kFp16, 3, 90});
+  run<Int<8>, __nv_bfloat16, 160>({200, 500, 320, -1, kNone, kBf16, 2, 90});
+  run<Float<3, 2>, __half, 192>({100, 700, 170, 128, kNone, kFp16, 1, 90});
+  run<Int<3>, __half, 208>({264, 300, 209, 256, kNone, kFp16, 2, 90});
+  run<Int<4>, __half, 256>({300, 1000, 300, 128, kNone, kFp16, 4, 90});
+  run<Int<2>, __nv_bfloat16, 256>({520, 600, 200, 32, kMin, kBf16, 4, 90});
+  run<Int<5>, __half, 256>({264, 2100, 17, 128, kZero, kBf16, 6, 90});
+  // Scales of 32 bits, values of a codebook.
+  run<Int<8>, __half, 64>({140, 900, 50, 128, kNone, kFp32, 3, 90});
+  run<Float<3, 2>, __half, 256>({200, 500, 100, -1, kNone, kFp32, 2, 90});
+  run<Codebook<4>, __half, 32>({140, 1000, 30, 64, kNone, kFp32, 3, 90});
+  run<Codebook<4>, __nv_bfloat16, 128>({130, 600, 100, 128, kNone, kBf16, 2, 90});
+  run<Codebook<4>, __half, 256>({264, 700, 200, 32, kNone, kFp16, 4, 90});
+}
