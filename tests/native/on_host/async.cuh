@@ -29,7 +29,7 @@ void arrive_at_barrier(int number) {
 inline float reciprocal(float a) { return 1 / a; }
 inline void store_matrices_turned(uint32_t row, const uint32_t (&from)[4]) { emulated::store_turned(row, from); }
 inline void launch_dependents() {}
-inline void wait_for_previous_kernel() {}
+inline void wait_for_previous_kernel() { emulated::wait_for_previous_kernel(); }
 
 inline uint4 load_x(const void* from) { return *static_cast<const uint4*>(from); }
 inline uint32_t load_x_16(const void* from) { return *static_cast<const uint16_t*>(from); }

@@ -3,7 +3,8 @@
 //
 // Shared memory begins as NaN. Asynchronous copies are made at once, or (emulated::late) when they are waited for: what
 // reads too early fails in one of the two. A place that is no part of shared memory, or not aligned, aborts, and so do
-// a barrier that nobody made, a block that waits forever, and two accesses that nothing puts in order (races.h).
+// a barrier that nobody made, a block that waits forever, and two accesses that nothing puts in order (races.h). The
+// kernel before ends when all threads wait for it.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -80,6 +81,9 @@ inline int current, threads, first_block, cluster_blocks;  // current: of the cl
 inline Meeting of_block[kMostBlocks], of_warp[kMostWarps], of_lanes[kMostWarps];
 inline std::map<int, Meeting> of_number[kMostBlocks];
 inline int arrived_in_cluster;
+inline int at_previous;                     // threads that came to where they wait for the kernel before
+inline bool previous_ended;                 // the kernel before
+inline std::function<void()> hide, reveal;  // what that kernel leaves: called when a cluster begins, and when it ended
 inline uint32_t exchange[kMostWarps][32][8];  // what the lanes of a warp show each other
 inline std::function<void()> body;
 
@@ -244,6 +248,11 @@ inline void enter() {
   swapcontext(&fibers[current].context, &home);
 }
 
+inline void wait_for_previous_kernel() {
+  ++at_previous;
+  wait_until([] { return previous_ended; });
+}
+
 // All clusters of a launch, one after the other.
 inline void launch(const std::function<void()>& function, int blocks, int count, int shared_bytes, int cluster = 1) {
   body = function, threads = count, cluster_blocks = cluster;
@@ -266,9 +275,15 @@ inline void launch(const std::function<void()>& function, int blocks, int count,
       fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = fiber.stack.size();
       makecontext(&fiber.context, enter, 0);
     }
+    at_previous = 0, previous_ended = false;
+    if (hide) hide();
     const int all = cluster * count;
     int left = all;
     for (int round = 0; left; ++round) {
+      if (!previous_ended && at_previous == all) {
+        previous_ended = true;
+        if (reveal) reveal();
+      }
       left = 0;
       for (int i = 0; i < all; ++i) {
         be(round % 2 ? all - 1 - i : i);  // Why both ways: the first to run must not always be the same

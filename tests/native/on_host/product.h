@@ -36,6 +36,30 @@ inline std::mt19937 chance(1);
 inline std::vector<std::vector<uint8_t>> scratches;
 inline void* scratch(void*, int64_t bytes) { return scratches.emplace_back(bytes, 0xFF).data(); }
 
+// What a kernel finds of x and of what kernels before wrote for it before those have ended: NaN.
+struct Hidden {
+  Tensor<uint16_t>& x;
+  const std::vector<uint16_t>& y;
+  std::vector<uint16_t> kept_x, kept_y;
+  std::vector<std::vector<uint8_t>> kept;
+
+  void hide() {
+    kept_x = x.raw, kept_y = y, kept = scratches;
+    std::memset(x.raw.data(), 0xFF, x.raw.size() * 2);
+    for (auto& one : scratches) std::memset(one.data(), 0xFF, one.size());
+  }
+  // Nothing was written meanwhile.
+  void reveal() {
+    bool untouched = kept_y == y;
+    for (size_t i = 0; i < kept.size(); ++i) {
+      for (const uint8_t byte : scratches[i]) untouched &= byte == 0xFF;
+      std::memcpy(scratches[i].data(), kept[i].data(), kept[i].size());
+    }
+    x.raw = kept_x;
+    if (!untouched) emulated::fail("a write before the kernel before has ended", 0);
+  }
+};
+
 constexpr ScaleType kFp16 = ScaleType::kFloat16, kBf16 = ScaleType::kBFloat16, kFp32 = ScaleType::kFloat32;
 
 struct Case {
@@ -84,6 +108,7 @@ struct Product {
   std::vector<float> bias, factors, book;  // factors: of rows
   std::vector<uint16_t> y;
   bool factored = false;
+  Hidden hidden{x, y, {}, {}, {}};
 
   explicit Product(const Case& wanted)
       : c(wanted),
@@ -112,6 +137,7 @@ struct Product {
       }
     for (float& value : bias) value = static_cast<float>(chance() % 7);
     for (float& value : factors) value = static_cast<float>(1 + chance() % 5) / (chance() % 2 ? 4 : -4);
+    emulated::hide = [this] { hidden.hide(); }, emulated::reveal = [this] { hidden.reveal(); };
     for (size_t code = 0; code < book.size(); ++code) book[code] = static_cast<float>(Values<Type>::of(code));
   }
 
