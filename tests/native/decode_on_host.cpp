@@ -56,6 +56,7 @@ int main() {
   run<Int<2>, __half, 1>({20, 4000, 1, 256, kNone, kFp16, 1, 80});
   run<Int<5>, __nv_bfloat16, 2>({70, 640, 2, 128, kZero, kFp16, 2, 80});
   run<Int<6>, __half, 4>({17, 300, 4, -1, kNone, kFp16, 1, 80});
+  run<Int<6>, __half, 1>({300, 2300, 1, 128, kMin, kBf16, 3, 80});
   run<Int<7>, __half, 1>({90, 1000, 1, 128, kZero, kFp16, 2, 80});
   run<Int<8>, __half, 2>({40, 1500, 2, 256, kMin, kFp16, 2, 80});
   run<Float<2, 1>, __half, 1>({60, 1300, 1, 128, kNone, kFp16, 2, 80});
