@@ -54,7 +54,7 @@ def splits_of_few_rows(row_tiles: int, blocks: int, pairs: int) -> list[Split]:
 def splits_of_decode() -> list[Split]:
     """Row groups by warps of each, in half of a multiprocessor and in all of it, one block or two."""
     shapes = [(warps // parts, parts) for warps in (8, 16) for parts in (1, 2, 4, 8, 16) if parts <= warps]
-    return [(*shape, blocks, 1) for blocks in (1, 2) for shape in shapes]
+    return [(*shape, blocks, early) for blocks in (1, 2) for shape in shapes for early in (1, 2, 3, 8)]
 
 
 def main(argv: list[str]) -> int:

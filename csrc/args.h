@@ -64,7 +64,7 @@ using MatmulFn = void (*)(const MatmulArgs&);
 // How the blocks of a CUDA kernel share a product of few rows of x (templates/narrow/split.cuh): rows of W in tiles of
 // 16 that a task has, parts of K that a block multiplies side by side, blocks of a cluster. early: stages of weights
 // that a block asks for before the kernel before has ended. Of family decode (templates/decode/spread.cuh): row groups
-// of a block, warps of each that share K, blocks of a cluster; early is not used.
+// of a block, warps of each that share K, blocks of a cluster, stages that a warp asks for so early.
 struct Split {
   int row_tiles, parts, blocks, early;
 };

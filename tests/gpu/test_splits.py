@@ -64,7 +64,12 @@ def test_every_split_of_few_rows_is_right(most, dtype, act):
 def test_every_spread_of_decode_is_right(most, dtype):
     row = row_of(dtype, torch.float16, "decode", most)
     kind = "zero" if dtype.startswith("uint") else "none"
-    ran = [split for split in SPREAD for shape in SHAPES if right(row, shape, split, 1, kind)]
+    ran = [
+        split
+        for i, split in enumerate(SPREAD)
+        for j, shape in enumerate(SHAPES)
+        if right(row, shape, split, 1 + (i + j) % 4, kind)
+    ]
     both = torch.cuda.get_device_capability() >= (9, 0)
     assert {split for split in SPREAD if both or split[2] == 1} <= set(ran)
 

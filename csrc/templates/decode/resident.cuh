@@ -32,7 +32,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
   extern __shared__ __align__(128) uint8_t memory[];
 
   // ---- setup
-  ptx::launch_dependents();
+  // Why only then at once: the next kernel would ask for so much that x of this one stands in line behind it.
+  if (p.early == 1) ptx::launch_dependents();
   const uint32_t shared = ptx::shared_address(memory), met = shared + Map::kMet;
   if (p.cluster_shift) {
     if (threadIdx.x < 2) ptx::barrier_init(met + threadIdx.x * 8);
@@ -45,18 +46,21 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
 
   // ---- weights: they do not depend on the kernel before
   typename Worker::Feed feed(at, shared + Map::kRings + at.warp * Ring::kBytes);
-  feed.fetch();  // Why one stage: x of the kernel before would stand in line behind more
+  constexpr int kAhead = Ring::kDepth - 1;  // stages that are asked for before products
+  const int early = min(p.early, kAhead), beside = min(early + 2, kAhead);
+#pragma unroll 1
+  for (int i = 0; i < early; ++i) feed.fetch();
 
   // ---- x
   ptx::wait_for_previous_kernel();
-  constexpr int kMore = Ring::kDepth - 2, kBeside = kMore < 2 ? kMore : 2;  // stages; those that come beside x
   Worker::bring_x(at, x, table, [&] {
 #pragma unroll 1
-    for (int i = 0; i < kBeside; ++i) feed.fetch();
+    for (int i = early; i < beside; ++i) feed.fetch();
   });
 #pragma unroll 1
-  for (int i = kBeside; i < kMore; ++i) feed.fetch();
+  for (int i = beside; i < kAhead; ++i) feed.fetch();
   __syncthreads();
+  if (p.early > 1) ptx::launch_dependents();
   if (p.cluster_shift) ptx::cluster_wait();  // blocks store into each other's memory only when all of them run
 
   // ---- passes

@@ -48,6 +48,7 @@ struct Problem {
   int group_steps;             // of groups of at least 128: step >> group_steps is one
   int cluster_shift;           // log2 of the blocks of a cluster
   int warps_k_shift;           // log2 of the warps of a block that split K
+  int early;                   // stages of weights that a warp asks for before the kernel before has ended
   Cut slices, row_groups;      // of steps, of tiles
   int grid;                    // blocks
   int most_tiles;              // of a row group

@@ -36,6 +36,7 @@ inline int split(const Traits& traits, Problem& p, int cluster_shift, int warps_
   const int row_groups =
       std::min(launch.clusters[cluster_shift] * warps_n, (p.tiles + warps_n - 1) / warps_n * warps_n);
   p.cluster_shift = cluster_shift, p.warps_k_shift = warps_k_shift;
+  p.early = launch.forced.parts ? launch.forced.early : 1;
   p.grid = row_groups / warps_n * cluster;
   p.slices = {p.steps / splits, p.steps % splits};
   p.row_groups = {p.tiles / row_groups, p.tiles % row_groups};

@@ -16,8 +16,8 @@ namespace lowbit::decode {
 template <class Weight, class Tile, bool Zeros>
 struct StageRing {
   static constexpr int kBits = Weight::kBits;
-  // Row tiles side by side: they share x. Why not of more bits: few stages would fit. Blocks of half a multiprocessor have
-  // room for them, and small weights, which are theirs, are not brought as fast as they are multiplied.
+  // Row tiles side by side: they share x. Why not of more bits: few stages would fit. Blocks of half a multiprocessor
+  // have room for them, and small weights, which are theirs, are not brought as fast as they are multiplied.
   static constexpr int kRows = kBits <= (Tile::kKind == Kind::kHalf && Tile::kTokens <= 2 ? 6 : 4) ? 2 : 1;
   static constexpr int kSteps = kBits > 2 ? 1 : 4 / kBits;
   static constexpr int kTileBytes = 256 * kBits * kSteps;  // of one row tile in a stage
