@@ -73,6 +73,7 @@ struct Split {
 struct SplitQuestion {
   int64_t tiles, steps;  // row tiles of W; of 128 k
   int tokens, bits;      // rows of x that the kernel is for; of a code
+  int warps;             // of a block, that multiply
   const int* clusters;   // as of Launch
   uint32_t fits;
 };

@@ -85,12 +85,12 @@ def test_tasks_that_are_never_cut_are_whole_or_halves(native, tasks, stages, mos
 
 @given(
     tiles=st.integers(1, 5000), steps=st.integers(1, 300), tokens=st.sampled_from((8, 16)), bits=st.integers(1, 8),
-    blocks=st.integers(1, 200), fits=st.integers(0, 2**16 - 1),
+    warps=st.sampled_from((8, 16)), blocks=st.integers(1, 200), fits=st.integers(0, 2**16 - 1),
 )  # fmt: skip
-def test_a_split_is_one_that_kernels_can_do(native, tiles, steps, tokens, bits, blocks, fits):
-    """Sums meet once, in rooms for 16 warps, half of the row tiles in each block."""
-    rows, parts, together, early = native.split_of(tiles, steps, tokens, bits, (blocks, blocks // 2), 2 * fits)
-    assert rows * parts <= 16 and rows >= 1 and together in (1, 2) and early >= 1
+def test_a_split_is_one_that_kernels_can_do(native, tiles, steps, tokens, bits, warps, blocks, fits):
+    """Sums meet once, in rooms for all warps, half of the row tiles in each block."""
+    rows, parts, together, early = native.split_of(tiles, steps, tokens, bits, warps, (blocks, blocks // 2), 2 * fits)
+    assert rows * parts <= warps and rows >= 1 and together in (1, 2) and early >= 1
     assert parts == 1 or fits >> (parts - 1) & 1
     if together == 2:
         assert rows % 2 == 0

@@ -93,16 +93,15 @@ constexpr TileCost kTileCosts[] = {
 };
 constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
 
-using narrow::kWorkers;
 // What a second kernel that adds up parts costs, in row tiles x 128 k of a block: 2.4 us where one takes 0.02 to 0.03.
 constexpr int64_t kAddCost = 100;
 
-// What a block takes, in row tiles x 128 k at the pace of kWorkers warps. Why warps that are not there cost as if they
+// What a block takes, in row tiles x 128 k at the pace of all its warps. Why warps that are not there cost as if they
 // were: those that are there mostly wait for each other.
 constexpr int64_t split_cost(const Split& split, const SplitQuestion& q) {
   const int64_t all = (q.tiles + split.row_tiles - 1) / split.row_tiles * split.blocks,
                 slices = split.parts * split.blocks;
-  return (all + q.clusters[0] - 1) / q.clusters[0] * ((q.steps + slices - 1) / slices) * kWorkers;
+  return (all + q.clusters[0] - 1) / q.clusters[0] * ((q.steps + slices - 1) / slices) * q.warps;
 }
 
 // How the blocks of gemm_sm90's tiles of up to 16 tokens share a product: the cheapest split, where splits gain at all.
@@ -113,14 +112,14 @@ constexpr int64_t split_cost(const Split& split, const SplitQuestion& q) {
 constexpr Split split_of(const SplitQuestion& q) {
   // Why few: x of the first stages would stand in line behind them.
   const int early = q.bits <= 2 ? 1 : q.bits <= 4 ? 2 : 3;
-  Split best{kWorkers, 1, 1, early};
+  Split best{q.warps, 1, 1, early};
   if (q.bits < (q.tokens > 8 ? 8 : 4)) return best;
-  const int64_t tasks = (q.tiles + kWorkers - 1) / kWorkers, all = tasks * q.steps * kWorkers;
+  const int64_t tasks = (q.tiles + q.warps - 1) / q.warps, all = tasks * q.steps * q.warps;
   int64_t least =
       tasks % q.clusters[0] == 0 ? split_cost(best, q) : (all + q.clusters[0] - 1) / q.clusters[0] + kAddCost;
   for (int blocks = 2; blocks >= 1; --blocks)
-    for (int row_tiles = 1; row_tiles <= kWorkers; ++row_tiles)
-      for (int parts = kWorkers / row_tiles; parts >= 1; --parts) {
+    for (int row_tiles = 1; row_tiles <= q.warps; ++row_tiles)
+      for (int parts = q.warps / row_tiles; parts >= 1; --parts) {
         const Split split{row_tiles, parts, blocks, early};
         if (!narrow::possible(split, q)) continue;
         const int64_t cost = split_cost(split, q);

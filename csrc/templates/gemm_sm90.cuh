@@ -62,7 +62,7 @@ struct Bounds {
 #else
   static constexpr int kNarrow = kMany ? 96 : 88;
 #endif
-  static constexpr int kRegisters = Tile::kWgmma ? 168 : kNarrow;
+  static constexpr int kRegisters = Tile::kWgmma ? 168 : Tile::kHalf ? 80 : kNarrow;
   static constexpr int kAddThreads = Tile::kWgmma || kMany ? 128 : 256;
 };
 
@@ -74,7 +74,7 @@ __global__ void __maxnreg__((Bounds<Tile, Form>::kRegisters)) multiply(const __g
     extern __shared__ uint8_t memory[];
 
     // ---- setup
-    ptx::launch_dependents();
+    if (!Tile::kHalf) ptx::launch_dependents();
     // Why a shuffle: the compiler would find the address anew in every step.
     const uint32_t base = __shfl_sync(~0u, (ptx::shared_address(memory) + 1023) & ~1023u, 0);
     // Why a shuffle: the compiler then knows that a warp goes one way.
@@ -130,7 +130,7 @@ __global__ void __maxnreg__((Bounds<Tile, Form>::kRegisters)) multiply(const __g
 struct Kernels {
   const void* multiply;  // takes a Posed
   void (*add)(Problem);
-  int threads, add_threads, add_blocks;  // add_blocks: of a task
+  int threads, shared_bytes, add_threads, add_blocks;  // add_blocks: of a task
   int part_bytes;
   float factor[2];  // of finished sums, by row half, but for the step between codes where scaled_later
   bool scaled_later;
@@ -143,6 +143,7 @@ inline Kernels kernels() {
   Kernels found{nullptr,
                 add_parts<Act, Tile, kAdds>,
                 Tile::kLarge ? kLargeThreads : 32 * (Tile::kWarps + 4),
+                Tile::kShared,
                 kAdds,
                 kAddBlocks<Tile, kAdds>,
                 kPart<Tile> * 4,
@@ -161,12 +162,13 @@ inline int launch_kernels(const Kernels& kernels, const Traits& traits, const Ma
   Posed<kMostMaps> p{};
   if (!pose(traits, args, launch, affine, p)) return cudaErrorInvalidValue;
   for (int h = 0; h < 2; ++h) p.factor[h] = kernels.factor[h] * (kernels.scaled_later ? p.step : 1.0f);
-  if (const cudaError_t error = prepare(kernels.multiply, kSharedAlone, launch.device, prepared)) return error;
+  const int shared_bytes = kernels.shared_bytes;
+  if (const cudaError_t error = prepare(kernels.multiply, shared_bytes, launch.device, prepared)) return error;
   const bool in_parts = p.deal.in_parts() && p.ring.split.blocks == 1;
   if (in_parts)
     p.parts = static_cast<float*>(launch.scratch(launch.owner, int64_t{p.deal.sharers} * 2 * kernels.part_bytes));
   const int blocks = p.deal.workers * traits.cluster, cluster = traits.cluster * p.ring.split.blocks;
-  if (const cudaError_t error = start(kernels.multiply, &p, blocks, kernels.threads, kSharedAlone, cluster, launch))
+  if (const cudaError_t error = start(kernels.multiply, &p, blocks, kernels.threads, shared_bytes, cluster, launch))
     return error;
   if (!in_parts) return cudaSuccess;
   return start<Problem>(kernels.add, p, p.deal.left() * kernels.add_blocks, kernels.add_threads, 0, 1, launch);

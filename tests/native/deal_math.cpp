@@ -73,8 +73,9 @@ PYBIND11_MODULE(deal_math, m) {
     return parts_of(lowbit::narrow::deal_whole(tasks, stages, most, blocks));
   });
   // row_tiles, parts, blocks, early.
-  m.def("split_of", [](int64_t tiles, int64_t steps, int tokens, int bits, std::array<int, 2> clusters, uint32_t fits) {
-    const lowbit::Split split = lowbit::cuda::split_of({tiles, steps, tokens, bits, clusters.data(), fits});
+  m.def("split_of", [](int64_t tiles, int64_t steps, int tokens, int bits, int warps, std::array<int, 2> clusters,
+                       uint32_t fits) {
+    const lowbit::Split split = lowbit::cuda::split_of({tiles, steps, tokens, bits, warps, clusters.data(), fits});
     return std::array<int, 4>{split.row_tiles, split.parts, split.blocks, split.early};
   });
   m.def("start", [](int each, int more, int part) { return Cut{each, more}(part); });

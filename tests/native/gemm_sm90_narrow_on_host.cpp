@@ -19,9 +19,9 @@ void call(const void* function, const void* problem) {
   reinterpret_cast<void (*)(Posed)>(const_cast<void*>(function))(*static_cast<const Posed*>(problem));
 }
 
-template <class Weight, class Act, int Tokens>
+template <class Weight, class Act, int Tokens, int Workers = 16>
 void run(const Case& c, const Split& split) {
-  using Tile = gemm_sm90::Tile<Tokens>;
+  using Tile = gemm_sm90::Tile<Tokens, Workers>;
   constexpr int kPlanes = planes::plane_count(Weight::kBits);
   call_kernel = c.kind == ZeroKind::kNone ? call<gemm_sm90::first_plane(false) + kPlanes>
                                           : call<gemm_sm90::first_plane(true) + kPlanes>;
@@ -72,4 +72,10 @@ int main() {
   run<Codebook<4>, __half, 8>({300, 1500, 7, 64, kNone, kFp16, 4, 90}, {16, 1, 1, 2});
   run<Codebook<4>, __half, 16>({120, 2100, 16, 128, kNone, kBf16, 4, 90}, {4, 4, 2, 3});
   run<Codebook<4>, __nv_bfloat16, 16>({90, 600, 12, 64, kNone, kFp32, 8, 90}, {4, 2, 1, 1});
+  // 8 warps, in half of a multiprocessor.
+  run<Int<4>, __half, 8, 8>({300, 2600, 8, 128, kNone, kFp16, 8, 90}, {4, 2, 1, 3});
+  run<Int<4>, __half, 16, 8>({128, 4096, 16, 128, kNone, kFp16, 8, 90}, {8, 1, 2, 9});
+  run<Int<6>, __half, 16, 8>({300, 1500, 11, 128, kZero, kFp16, 4, 90}, {8, 1, 1, 2});
+  run<Int<1>, __nv_bfloat16, 8, 8>({60, 3000, 8, 256, kZero, kBf16, 8, 90}, {2, 4, 1, 12});
+  run<Float<2, 1>, __half, 16, 8>({200, 1000, 16, 32, kNone, kFp16, 8, 90}, {4, 2, 2, 2});
 }

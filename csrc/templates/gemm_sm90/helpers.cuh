@@ -46,7 +46,7 @@ __device__ __forceinline__ void ask_for_split(const PosedOf<Stage>& p, int stage
     if (!(Stage::kBits & width)) continue;
     ptx::copy_box(to, p.maps[first_plane(Stage::kZeros) + planes::plane_index(Stage::kBits, width)], 0,
                   stage * p.box_steps, tile, barrier, policy);
-    to += narrow::kWorkers * Stage::kSteps * 256 * width;
+    to += Stage::kRowTiles * Stage::kSteps * 256 * width;
   }
   const int group = Stage::kFine ? step * 8 >> p.group_fragments : step >> p.group_steps;
   const int word = group * (Stage::kFloatScales ? p.group_bytes / 8 : 4);
@@ -73,7 +73,7 @@ struct Producer {
         ring{shared, problem.ring},
         steps(Stage::kNarrow ? problem.ring.steps : Stage::kSteps),
         count(parts.stages),
-        early(min(Stage::kNarrow ? problem.ring.split.early : Map::kEarly, max(count / 4, 1))),
+        early(min(Stage::kNarrow ? problem.ring.split.early : Map::kEarly, Stage::kHalf ? count : max(count / 4, 1))),
         worker(own_worker),
         first(problem, own_worker) {}
 
@@ -128,6 +128,8 @@ struct Producer {
       at.next(p, worker);
       place.next();
     }
+    // Why only now: its weights would be brought before what this product still needs.
+    if (Stage::kHalf) ptx::launch_dependents();
   }
 };
 

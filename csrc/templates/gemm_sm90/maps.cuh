@@ -76,9 +76,9 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
     // Scales of a stage are a box: 256 words of 8 bytes at most.
     const int most_groups = static_cast<int>(256 / words);
     const int most_steps = traits.fine && group.fragments < 3 ? most_groups << group.fragments >> 3 : most_groups;
-    p.ring =
-        narrow::stages_of(traits.parts, traits.steps, static_cast<int64_t>(tiles), steps, traits.tokens, traits.bits,
-                          launch, groups > 1 ? group.steps : -1, most_steps, traits.most, traits.room);
+    p.ring = narrow::stages_of(traits.parts, traits.steps, static_cast<int64_t>(tiles), steps, traits.tokens,
+                               traits.bits, traits.row_tiles, launch, groups > 1 ? group.steps : -1, most_steps,
+                               traits.most, traits.room);
     if (p.ring.depth == 0) return false;
   }
   const Split split = p.ring.split;

@@ -19,15 +19,19 @@ using layout::kStepK;  // 128 k: whole tiles of every plane
 // Shared memory of a block: two of them must not meet on a multiprocessor. Why not all of its 228 KB: the system takes
 // 1 KB of every block, also of those of add_parts, which are to start beside.
 constexpr int kSharedAlone = 220 * 1024;
+// Of one of two blocks, of products that follow each other: the second begins when the first has asked for all weights.
+constexpr int kSharedHalf = 110 * 1024;
 
-// Tokens: columns of a tile. Up to 16 are multiplied by mma.sync, with 16 warps; more by wgmma, with two warpgroups, of
-// which each has the registers for 64 x 128 sums. A warp takes 16 rows. One more warpgroup helps: a warp brings
-// everything, the others add up x.
-template <int Tokens>
+// Tokens: columns of a tile. Up to 16 are multiplied by mma.sync, with 16 warps, or with Workers = 8 in half of a
+// multiprocessor; more by wgmma, with two warpgroups, of which each has the registers for 64 x 128 sums. A warp takes
+// 16 rows. One more warpgroup helps: a warp brings everything, the others add up x.
+template <int Tokens, int Workers = 16>
 struct Tile {
   static constexpr int kTokens = Tokens, kColumns = Tokens / 8;
   static constexpr bool kWgmma = Tokens >= 32;
-  static constexpr int kWarps = kWgmma ? 8 : 16, kThreads = 32 * (kWarps + 4);
+  static constexpr int kWarps = kWgmma ? 8 : Workers, kThreads = 32 * (kWarps + 4);
+  static constexpr bool kHalf = !kWgmma && Workers == 8;
+  static constexpr int kShared = kHalf ? kSharedHalf : kSharedAlone;  // bytes of shared memory of a block
   static constexpr int kRowTiles = kWarps, kRows = 16 * kRowTiles;
   static constexpr bool kLarge = Tokens >= 144;           // a kernel of its own, large.cuh
   static constexpr int kCluster = Tokens == 256 ? 2 : 1;  // blocks of a task, each with rows of its own
@@ -48,12 +52,14 @@ constexpr int kTableBytes = 32 * 1024 + 128;  // room for the table of a codeboo
 template <class Weight, class Tile, class Form>
 struct Stage {
   static constexpr int kBits = Weight::kBits;
-  static constexpr bool kFine = Form::kFine, kZeros = Form::kZeros, kNarrow = !Tile::kWgmma;
+  static constexpr bool kFine = Form::kFine, kZeros = Form::kZeros, kNarrow = !Tile::kWgmma, kHalf = Tile::kHalf;
+  static constexpr int kRowTiles = Tile::kRowTiles, kShared = Tile::kShared;
   static constexpr int kXBox = Tile::kTokens * 128;  // bytes of 64 k
   static constexpr int kStepBytes = 2 * kXBox + Tile::kRowTiles * 256 * kBits;
   // As many as a box holds (256 items of 8 bytes a row tile of the widest plane), and some stages fit.
   static constexpr int kWidest = kBits & 8 ? 8 : kBits & 4 ? 4 : 2;
-  static constexpr int kMost = 44 * 1024 / kStepBytes < 8 / kWidest ? 44 * 1024 / kStepBytes : 8 / kWidest;
+  static constexpr int kLargest = Tile::kShared / 5;
+  static constexpr int kMost = kLargest / kStepBytes < 8 / kWidest ? kLargest / kStepBytes : 8 / kWidest;
   // Why fewer of narrow tiles with fine groups: what helpers make of these takes room.
   static constexpr int kMostFine = !kNarrow || !kFine || Weight::kCodebook ? 4 : kBits <= 2 ? 2 : 1;
   static constexpr int kAtMost = kMost < kMostFine ? kMost : kMostFine;
@@ -85,8 +91,8 @@ template <class Stage>
 struct Map {
   static constexpr int kFixed = 2 * 1024;  // barriers, and what lies before the first multiple of 1024
   // Where sums of parts of K meet.
-  static constexpr int kSums = Stage::kNarrow ? narrow::kWorkers * Stage::kXBox / 2 : 0;
-  static constexpr int kRoom = kSharedAlone - kFixed - Stage::kTable - kSums;  // for stages
+  static constexpr int kSums = Stage::kNarrow ? Stage::kRowTiles * Stage::kXBox / 2 : 0;
+  static constexpr int kRoom = Stage::kShared - kFixed - Stage::kTable - kSums;  // for stages
   static constexpr int kFit = kRoom / (Stage::kNarrow ? Stage::kParts.of(1) : Stage::kBytes);
   static constexpr int kDepth = Stage::kNarrow || kFit > kMostStages ? kMostStages : kFit;  // of narrow tiles at most
   static constexpr int kFull = Stage::kNarrow ? kRoom : kDepth * Stage::kBytes;  // barriers: a stage has come
@@ -95,7 +101,7 @@ struct Map {
   static constexpr int kMet = kEmpty + 8 * kDepth;                               // all sums of parts of K are there
   static constexpr int kMeeting = (kMet + 8 + 127) / 128 * 128;                  // those sums
   static constexpr int kTable = kMeeting + kSums;                                // of a codebook
-  static_assert(kFit >= 2 && kTable + Stage::kTable + 1024 <= kSharedAlone);
+  static_assert(kFit >= 2 && kTable + Stage::kTable + 1024 <= Stage::kShared);
   // Stages of weights asked for before the kernel before has ended. Why not all: x would stand in line behind them.
   static constexpr int kEarly = Stage::kBits <= 2 ? 1 : Stage::kBits <= 4 ? 2 : 3;
   static_assert(kEarly <= kFit);

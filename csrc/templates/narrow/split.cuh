@@ -1,4 +1,5 @@
-// How the 16 warps of a block, and the blocks of a cluster, share rows of W and K, and where a block's stages lie.
+// How the 16 (or 8) warps of a block, and the blocks of a cluster, share rows of W and K, and where a block's stages
+// lie.
 //
 //     16 x 1       each warp has 16 rows of its own, for all k of a stage   (row tiles x parts of K x blocks)
 //      8 x 2       warps 2r and 2r + 1 have the same 16 rows, for half of the stage's k each
@@ -16,7 +17,7 @@
 
 namespace lowbit::narrow {
 
-constexpr int kWorkers = 16;  // warps that multiply: row tiles x parts of a block at most
+constexpr int kMostWorkers = 16;  // warps that multiply: row tiles x parts of a block at most
 
 // Tasks that are never cut; or each for a cluster of two blocks, stages an even number then.
 LOWBIT_HOST_DEVICE constexpr Deal deal_whole(int tasks, int stages, int most, int blocks) {
@@ -37,7 +38,7 @@ struct StageBytes {
 
 // What a kernel is told of its stages.
 struct Stages {
-  Split split{kWorkers, 1, 1, 1};
+  Split split{kMostWorkers, 1, 1, 1};
   int slices = 1;     // of K, in all: parts x blocks
   bool whole = true;  // each warp has rows of its own, all of them: parts of tasks may be dealt out
   int steps;          // of 128 k in a stage
@@ -52,23 +53,24 @@ struct Stages {
 // half in each block, are of tasks that all run at once.
 constexpr bool possible(const Split& split, const SplitQuestion& q) {
   const int rows = split.row_tiles, parts = split.parts, blocks = split.blocks;
-  if (rows < 1 || parts < 1 || rows * parts > kWorkers || !(q.fits >> parts & 1) || split.early < 1) return false;
+  if (rows < 1 || parts < 1 || rows * parts > q.warps || !(q.fits >> parts & 1) || split.early < 1) return false;
   if (blocks == 2) return rows % 2 == 0 && q.tiles <= int64_t{q.clusters[1]} * rows;
   return blocks == 1 && (parts == 1 || q.tiles <= int64_t{q.clusters[0]} * rows);
 }
 
-// Those of a product of `tiles` row tiles and `steps` times 128 k; own_steps: of a warp in a stage. group_steps: log2
-// of a group, or -1 where a row has one. most_steps: in a stage; most: stages; room: bytes for them. No depth where a
-// split is forced that can't be.
+// Those of a product of `tiles` row tiles and `steps` times 128 k; own_steps: of a warp in a stage; warps: of a block,
+// that multiply. group_steps: log2 of a group, or -1 where a row has one. most_steps: in a stage; most: stages; room:
+// bytes for them. No depth where a split is forced that can't be.
 inline Stages stages_of(const StageBytes& stage, int own_steps, int64_t tiles, int64_t steps, int tokens, int bits,
-                        const Launch& launch, int group_steps, int most_steps, int most, int room) {
-  SplitQuestion question{tiles, steps, tokens, bits, launch.clusters, 0};
-  for (int parts = 1; parts <= kWorkers; ++parts) {
+                        int warps, const Launch& launch, int group_steps, int most_steps, int most, int room) {
+  SplitQuestion question{tiles, steps, tokens, bits, warps, launch.clusters, 0};
+  for (int parts = 1; parts <= warps; ++parts) {
     const int64_t all = int64_t{own_steps} * parts, group = group_steps < 0 ? 1 : int64_t{1} << group_steps;
     const bool fits = room / stage.of(parts) >= 2 && all <= most_steps && (all % group == 0 || group % all == 0);
     question.fits |= static_cast<uint32_t>(fits) << parts;
   }
   Stages made;
+  made.split.row_tiles = warps;
   if (launch.forced.parts) {
     made.split = launch.forced;
     if (!possible(made.split, question)) return made;
@@ -76,7 +78,7 @@ inline Stages stages_of(const StageBytes& stage, int own_steps, int64_t tiles, i
     made.split = launch.split(question);
   }
   const int parts = made.split.parts;  // fits
-  made.slices = parts * made.split.blocks, made.whole = made.slices == 1 && made.split.row_tiles == kWorkers;
+  made.slices = parts * made.split.blocks, made.whole = made.slices == 1 && made.split.row_tiles == warps;
   made.steps = own_steps * parts;
   made.bytes = stage.of(parts), made.sums_at = stage.weights + parts * stage.x;
   made.depth = room / made.bytes < most ? room / made.bytes : most;
