@@ -2,29 +2,16 @@
 // plain loop. Prints a line a case: "right" or "WRONG", and which. For tests/test_on_host.py.
 #include "on_host/language.h"
 //
-#include "on_host/product.h"
-#include "templates/gemm_sm90.cuh"
-
-namespace lowbit::gemm_sm90 {
-alignas(1024) uint8_t memory[emulated::kMostBlocks * kSharedAlone];
-}
+#include "on_host/gemm_sm90.h"
 
 using namespace on_host;
 
 namespace {
 
-template <int Maps>
-void call(const void* function, const void* problem) {
-  using Posed = gemm_sm90::Posed<Maps>;
-  reinterpret_cast<void (*)(Posed)>(const_cast<void*>(function))(*static_cast<const Posed*>(problem));
-}
-
 template <class Weight, class Act, int Tokens, int Workers = 16>
 void run(const Case& c, const Split& split) {
   using Tile = gemm_sm90::Tile<Tokens, Workers>;
-  constexpr int kPlanes = planes::plane_count(Weight::kBits);
-  call_kernel = c.kind == ZeroKind::kNone ? call<gemm_sm90::first_plane(false) + kPlanes>
-                                          : call<gemm_sm90::first_plane(true) + kPlanes>;
+  tell_kernels<Weight>(c.kind);
   Product<Weight, Act> product(c);
   Launch launch = product.launch();
   launch.forced = split;
