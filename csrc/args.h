@@ -92,7 +92,7 @@ struct Launch {
   void* (*scratch)(void* owner, int64_t bytes);
   void* owner;
   void* encode_tensor_map;
-  Split (*split)(const SplitQuestion&);  // the plan's; null: tasks of 16 row tiles, parts of which are dealt out
+  Split (*split)(const SplitQuestion&);  // the plan's; null: a row tile a warp, parts of tasks are dealt out
   Split forced;                          // in place of the plan's and of decode's own; no parts: none is
 };
 

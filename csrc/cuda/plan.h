@@ -110,8 +110,7 @@ constexpr int64_t split_cost(const Split& split, const SplitQuestion& q) {
 // and 19.8, W2 10.3 and 10.5; n16 W4 14.2 and 15.1, W8 21.7 and 20.8. 4096 x 14336: n8 W4 12.9 and 12.0, W1 8.9
 // and 10.4.
 constexpr Split split_of(const SplitQuestion& q) {
-  // Why few: x of the first stages would stand in line behind them.
-  const int early = q.bits <= 2 ? 1 : q.bits <= 4 ? 2 : 3;
+  const int early = narrow::early_stages(q.bits);
   Split best{q.warps, 1, 1, early};
   if (q.bits < (q.tokens > 8 ? 8 : 4)) return best;
   const int64_t tasks = (q.tiles + q.warps - 1) / q.warps, all = tasks * q.steps * q.warps;

@@ -41,6 +41,17 @@ def right(row: dict, shape, split, early: int, kind: str) -> bool:
     return True
 
 
+def taken(row: dict, splits: list, early: int) -> set:
+    """The splits that a kernel takes for any shape, with 1 to ``early`` stages asked for early; all of them right."""
+    kind = "zero" if row["weight"].startswith("uint") else "none"
+    return {
+        split
+        for i, split in enumerate(splits)
+        for j, shape in enumerate(SHAPES)
+        if right(row, shape, split, 1 + (i + j) % early, kind)
+    }
+
+
 @pytest.mark.parametrize("act", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dtype", ["int1", "int2", "uint3", "int4", "uint6", "int8", "float4_e2m1", "float8_e4m3"])
 @pytest.mark.parametrize("most", [8, 16])
@@ -48,30 +59,16 @@ def test_every_split_of_few_rows_is_right(most, dtype, act):
     row = row_of(dtype, act, "gemm_sm90", most)
     if may_refuse(row["name"], 1, 1):
         pytest.skip(f"{row['name']} is not for this device")
-    kind = "zero" if dtype.startswith("uint") else "none"
-    ran = [
-        split
-        for i, split in enumerate(SHARED)
-        for j, shape in enumerate(SHAPES)
-        if right(row, shape, split, 1 + (i + j) % 3, kind)
-    ]
-    # A stage has room for few parts of some types; rows that are a whole group each take any number.
-    assert {(16, 1, 1), (14, 1, 1), (8, 2, 1), (16, 1, 2), (8, 2, 2)} <= set(ran)
+    # A stage has room for few parts of some types.
+    assert {(16, 1, 1), (14, 1, 1), (8, 2, 1), (16, 1, 2), (8, 2, 2)} <= taken(row, SHARED, 3)
 
 
 @pytest.mark.parametrize("dtype", ["int1", "uint3", "int4", "uint7", "int8", "float4_e2m1"])
 @pytest.mark.parametrize("most", [1, 2, 4])
 def test_every_spread_of_decode_is_right(most, dtype):
     row = row_of(dtype, torch.float16, "decode", most)
-    kind = "zero" if dtype.startswith("uint") else "none"
-    ran = [
-        split
-        for i, split in enumerate(SPREAD)
-        for j, shape in enumerate(SHAPES)
-        if right(row, shape, split, 1 + (i + j) % 4, kind)
-    ]
-    both = torch.cuda.get_device_capability() >= (9, 0)
-    assert {split for split in SPREAD if both or split[2] == 1} <= set(ran)
+    pairs = torch.cuda.get_device_capability() >= (9, 0)
+    assert {split for split in SPREAD if pairs or split[2] == 1} <= taken(row, SPREAD, 4)
 
 
 def test_a_split_that_no_kernel_can_do_is_refused():

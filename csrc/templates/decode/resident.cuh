@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
   extern __shared__ __align__(128) uint8_t memory[];
 
   // ---- setup
-  // Why only then at once: the next kernel would ask for so much that x of this one stands in line behind it.
+  // Why later where kernels ask for more than one stage early: x of this one would stand in line behind the next one's.
   if (p.early == 1) ptx::launch_dependents();
   const uint32_t shared = ptx::shared_address(memory), met = shared + Map::kMet;
   if (p.cluster_shift) {

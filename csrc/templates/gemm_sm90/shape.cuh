@@ -23,8 +23,9 @@ constexpr int kSharedAlone = 220 * 1024;
 constexpr int kSharedHalf = 110 * 1024;
 
 // Tokens: columns of a tile. Up to 16 are multiplied by mma.sync, with 16 warps, or with Workers = 8 in half of a
-// multiprocessor; more by wgmma, with two warpgroups, of which each has the registers for 64 x 128 sums. A warp takes
-// 16 rows. One more warpgroup helps: a warp brings everything, the others add up x.
+// multiprocessor (in no list of kernels before it was timed); more by wgmma, with two warpgroups, of which each has the
+// registers for 64 x 128 sums. A warp takes 16 rows. One more warpgroup helps: a warp brings everything, the others add
+// up x.
 template <int Tokens, int Workers = 16>
 struct Tile {
   static constexpr int kTokens = Tokens, kColumns = Tokens / 8;
@@ -102,8 +103,7 @@ struct Map {
   static constexpr int kMeeting = (kMet + 8 + 127) / 128 * 128;                  // those sums
   static constexpr int kTable = kMeeting + kSums;                                // of a codebook
   static_assert(kFit >= 2 && kTable + Stage::kTable + 1024 <= Stage::kShared);
-  // Stages of weights asked for before the kernel before has ended. Why not all: x would stand in line behind them.
-  static constexpr int kEarly = Stage::kBits <= 2 ? 1 : Stage::kBits <= 4 ? 2 : 3;
+  static constexpr int kEarly = narrow::early_stages(Stage::kBits);  // of wider tiles
   static_assert(kEarly <= kFit);
 };
 

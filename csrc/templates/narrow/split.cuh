@@ -19,6 +19,10 @@ namespace lowbit::narrow {
 
 constexpr int kMostWorkers = 16;  // warps that multiply: row tiles x parts of a block at most
 
+// Stages of weights, of codes of so many bits, that a block asks for before the kernel before has ended. Why few: x of
+// the first stages would stand in line behind them. Measured: docs/notes/gemm-sm90.md, version 5.
+constexpr int early_stages(int bits) { return bits <= 2 ? 1 : bits <= 4 ? 2 : 3; }
+
 // Tasks that are never cut; or each for a cluster of two blocks, stages an even number then.
 LOWBIT_HOST_DEVICE constexpr Deal deal_whole(int tasks, int stages, int most, int blocks) {
   if (blocks == 2) return {tasks, stages, 2 * tasks, 0, 2 * tasks, Cut{stages / 2, 0}};
