@@ -12,6 +12,16 @@ namespace lowbit::gemm_sm90 {
 
 constexpr int kSummers = 3;  // warps that add up x
 
+// Asks for scales and zeros of the row tiles from `tile` on, as many as a box has, and the groups from a step on.
+template <class Stage>
+__device__ __forceinline__ void ask_for_groups(const PosedOf<Stage>& p, int step, int tile, uint32_t to,
+                                               uint32_t barrier, uint64_t policy) {
+  const int group = Stage::kFine ? step * 8 >> p.group_fragments : step >> p.group_steps;
+  const int word = group * (Stage::kFloatScales ? p.group_bytes / 8 : 4);
+  ptx::copy_box(to, p.maps[kMapOfScales], word, tile, barrier, policy);
+  if (Stage::kZeros) ptx::copy_box(to + Stage::kScales, p.maps[kMapOfZeros], word, tile, barrier, policy);
+}
+
 // Asks for codes, scales and zeros of a stage of the row tiles from `tile` on; the barrier counts them, and
 // bytes_beside more that the caller asks for.
 template <class Stage, class Tile>
@@ -27,10 +37,7 @@ __device__ __forceinline__ void ask_for_rows(const PosedOf<Stage>& p, int stage,
                   tile, barrier, policy);
     to += Tile::kRowTiles * Stage::kSteps * 256 * width;
   }
-  const int group = Stage::kFine ? step * 8 >> p.group_fragments : step >> p.group_steps;
-  const int word = group * (Stage::kFloatScales ? p.group_bytes / 8 : 4);
-  ptx::copy_box(to, p.maps[kMapOfScales], word, tile, barrier, policy);
-  if (Stage::kZeros) ptx::copy_box(to + Stage::kScales, p.maps[kMapOfZeros], word, tile, barrier, policy);
+  ask_for_groups<Stage>(p, step, tile, to, barrier, policy);
 }
 
 // The same for tiles of up to 16 tokens, whose warps may share row tiles (narrow/split.cuh).
@@ -48,10 +55,7 @@ __device__ __forceinline__ void ask_for_split(const PosedOf<Stage>& p, int stage
                   stage * p.box_steps, tile, barrier, policy);
     to += Stage::kRowTiles * Stage::kSteps * 256 * width;
   }
-  const int group = Stage::kFine ? step * 8 >> p.group_fragments : step >> p.group_steps;
-  const int word = group * (Stage::kFloatScales ? p.group_bytes / 8 : 4);
-  ptx::copy_box(to, p.maps[kMapOfScales], word, tile, barrier, policy);
-  if (Stage::kZeros) ptx::copy_box(to + Stage::kScales, p.maps[kMapOfZeros], word, tile, barrier, policy);
+  ask_for_groups<Stage>(p, step, tile, to, barrier, policy);
 }
 
 // One thread asks for all stages of a block, one after the other.
