@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import sys
 
@@ -31,31 +32,39 @@ from lowbit import extension  # noqa: E402
 from lowbit.autotune.plan import device_of  # noqa: E402
 from lowbit.commands.selftest import TOLERANCE  # noqa: E402
 
-Split = tuple[int, int, int, int]  # row_tiles, parts, blocks, early
+Split = tuple[int, int, int, int, int, int]  # row_tiles, parts, blocks, early, warps, next_after
 
 
-def splits_of_few_rows(row_tiles: int, blocks: int, pairs: int, warps: int) -> list[Split]:
-    """For n8 and n16 with so many warps a block: parts for a second kernel, then tasks that fill a device of so many
-    blocks and pairs of them, with all warps that there are and with half of those that share K."""
-    asked = (1, 2, 3) if warps == 16 else (2, 4, 12)
-    found = [(warps, 1, 1, early) for early in asked]
-    for together, most in ((2, pairs), (1, blocks)):
-        least = -(-row_tiles // most)
-        least += least % together
-        for rows in (least, least + together):
-            if rows > warps:
-                continue
-            parts = warps // rows
-            found += [(rows, parts, together, early) for early in (asked if rows == least else asked[1:2])]
-            if parts > 2 and rows == least:
-                found.append((rows, parts // 2, together, asked[1]))
+def splits_of_few_rows(row_tiles: int, blocks: int, pairs: int) -> list[Split]:
+    """For n8 and n16: parts for a second kernel, then tasks that fill a device of so many blocks and pairs of them, in
+    blocks of 16 warps and of 8, with all warps that there are and with half of those that share K."""
+    found = [(16, 1, 1, early, 16, 0) for early in (1, 2, 3)]
+    for warps in (16, 8):
+        ways = [(early, 0) for early in (1, 2, 3)] if warps == 16 else list(itertools.product((1, 2, 3), (1, 4, 6, 8)))
+        for together, most in ((2, pairs), (1, blocks)):
+            least = -(-row_tiles // most)
+            least += least % together
+            for rows in (least, least + together):
+                if rows > warps:
+                    continue
+                parts = warps // rows
+                chosen = ways if rows == least else [(2, 0 if warps == 16 else 6)]
+                found += [(rows, parts, together, early, warps, after) for early, after in chosen]
+                if parts > 2 and rows == least:
+                    found.append((rows, parts // 2, together, 2, warps, 0 if warps == 16 else 6))
     return list(dict.fromkeys(found))
 
 
 def splits_of_decode() -> list[Split]:
     """Row groups by warps of each, in half of a multiprocessor and in all of it, one block or two."""
-    shapes = [(warps // parts, parts) for warps in (8, 16) for parts in (1, 2, 4, 8, 16) if parts <= warps]
-    return [(*shape, blocks, early) for blocks in (1, 2) for shape in shapes for early in (1, 2, 3, 8)]
+    ways = [(1, 0), (2, 0), (1, 4), (1, 8), (2, 4), (2, 8), (4, 2), (4, 4), (4, 6), (4, 8), (8, 6), (8, 8)]
+    return [
+        (warps // parts, parts, blocks, early, warps, after)
+        for warps in (8, 16)
+        for parts in (warps, warps // 2, warps // 4)
+        for blocks in (1, 2)
+        for early, after in ways
+    ]
 
 
 def main(argv: list[str]) -> int:
@@ -63,7 +72,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--types", default="int4", help="weight types (int4)")
     parser.add_argument("--shapes", default="8192x8192", help="N x K, comma-separated (8192x8192)")
     parser.add_argument("--tiles", default="8,16", help="rows of x, as many as a tile has: 1, 2, 4, 8, 16 (8,16)")
-    parser.add_argument("--warps", type=int, default=16, help="of n8 and n16, that multiply, in this build (16)")
     parser.add_argument("--least-ms", type=float, default=2, help="ms of replays in each of 5 trials (2)")
     parser.add_argument("--deadline", type=float, default=600, help="seconds after which nothing new is begun")
     parser.add_argument("--device", help="folder under benchmarks/results (from the device's name)")
@@ -81,7 +89,7 @@ def main(argv: list[str]) -> int:
                     x = torch.randn(tile, k, device="cuda").half()
                     exact = exact_product(x, ready.reference)
                     splits = (
-                        splits_of_few_rows(-(-n // 16), device.blocks, device.pairs, args.warps)
+                        splits_of_few_rows(-(-n // 16), device.blocks, device.pairs)
                         if tile >= 8
                         else splits_of_decode()
                     )

@@ -65,8 +65,10 @@ using MatmulFn = void (*)(const MatmulArgs&);
 // 16 that a task has, parts of K that a block multiplies side by side, blocks of a cluster. early: stages of weights
 // that a block asks for before the kernel before has ended. Of family decode (templates/decode/spread.cuh): row groups
 // of a block, warps of each that share K, blocks of a cluster, stages that a warp asks for so early.
+// warps: of a block, that multiply; 8 where it takes half of a multiprocessor, 16 where all of it. next_after: eighths
+// of its stages that are asked for when the next kernel may begin, where a block has room beside.
 struct Split {
-  int row_tiles, parts, blocks, early;
+  int row_tiles, parts, blocks, early, warps, next_after;
 };
 
 // What that depends on. fits: bit p is set where p parts can be.

@@ -31,7 +31,7 @@ std::atomic<const DequantRow*> forced_dequant{nullptr};
 std::atomic<const void*> forced_thread{nullptr};
 thread_local char this_thread;
 // What lowbit_cuda_force_split chose: a byte for each number of a Split.
-std::atomic<uint32_t> forced_split{0};
+std::atomic<uint64_t> forced_split{0};
 // What lowbit_cuda_batch_invariant chose.
 std::atomic<bool> invariant{false};
 // What lowbit_cuda_watch chose.
@@ -51,7 +51,7 @@ struct Scratch {
 
 Launch launch_on(int device, Scratch& scratch) {
   const Clusters most = most_clusters(device);
-  const uint32_t forced = forced_split.load(std::memory_order_relaxed);
+  const uint64_t forced = forced_split.load(std::memory_order_relaxed);
   const auto number = [forced](int i) { return static_cast<int>(forced >> 8 * i & 0xFF); };
   const int capability = compute_capability(device);
   return {device,
@@ -63,7 +63,7 @@ Launch launch_on(int device, Scratch& scratch) {
           &scratch,
           capability >= 90 ? tensor_map_encoder() : nullptr,
           split_of,
-          {number(0), number(1), number(2), number(3)}};
+          {number(0), number(1), number(2), number(3), number(4), number(5)}};
 }
 
 bool aligned(const Input& x) {
@@ -272,8 +272,8 @@ int lowbit_cuda_force(const char* name) { return force(name, nullptr); }
 int lowbit_cuda_try(const char* name) { return force(name, &lowbit::cuda::this_thread); }
 
 void lowbit_cuda_force_split(const int* split) {
-  uint32_t packed = 0;
-  for (int i = 0; i < 4; ++i) packed |= (static_cast<uint32_t>(split[i]) & 0xFF) << 8 * i;
+  uint64_t packed = 0;
+  for (int i = 0; i < 6; ++i) packed |= (static_cast<uint64_t>(split[i]) & 0xFF) << 8 * i;
   lowbit::cuda::forced_split = packed;
 }
 

@@ -66,8 +66,8 @@ constexpr float kNever = 1e30f;  // the tile does not hold the product
 
 // What family gemm_sm90 takes of time: us = start + work + parts. Work is the steps of 128 k of the busiest worker
 // (deal.cuh) times `step`, but no less than what workers have on average and `hot` more, because the device slows down
-// at its limit of power where all of them work, and no less than memory takes. A step is one of 256 rows of W up to 16
-// tokens and with 256, else 128; `parts` are added where tasks are in parts. Fitted by benchmarks/fit_tile_costs.py to
+// at its limit of power where all of them work, and no less than memory takes. A step is one of 256 rows of W with
+// 256 tokens, else 128; `parts` are added where tasks are in parts. Fitted by benchmarks/fit_tile_costs.py to
 // products on an H200 (2026-11-22: fp16, group 128, int1 to int8, 4608 x 3584 to 57344 x 8192; tiles of up to 48 tokens
 // to 1100 of 15 shapes, 1 to 64 rows of x, all above 16 to 2178, of 15 shapes with int4 and of six with the rest, up to
 // 2048 rows; that of 144 to 262), off by 3 to 6% (root of mean square); for 95% of 548 products with several tiles the
@@ -78,8 +78,6 @@ struct TileCost {
   float step[8];  // by bits, from 1
 };
 constexpr TileCost kTileCosts[] = {
-    {8, 256, 0, 2.2f, 2.4f, 0.00f, {0.31f, 0.37f, 0.59f, 0.34f, 0.55f, 0.55f, 0.55f, 0.50f}},
-    {16, 256, 0, 2.3f, 2.7f, 0.00f, {0.42f, 0.47f, 0.67f, 0.59f, 0.65f, 0.65f, 0.65f, 0.55f}},
     {32, 128, 0, 2.6f, 1.3f, 0.09f, {0.27f, 0.28f, 0.38f, 0.31f, 0.43f, 0.43f, 0.48f, 0.37f}},
     {48, 128, 0, 1.5f, 3.0f, 0.03f, {0.37f, 0.37f, 0.48f, 0.40f, 0.53f, 0.55f, 0.60f, 0.54f}},
     {64, 128, 0, 1.7f, 2.5f, 0.09f, {0.44f, 0.43f, 0.53f, 0.47f, 0.55f, 0.58f, 0.63f, 0.54f}},
@@ -96,36 +94,111 @@ constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
 // What a second kernel that adds up parts costs, in row tiles x 128 k of a block: 2.4 us where one takes 0.02 to 0.03.
 constexpr int64_t kAddCost = 100;
 
-// What a block takes, in row tiles x 128 k at the pace of all its warps. Why warps that are not there cost as if they
-// were: those that are there mostly wait for each other.
-constexpr int64_t split_cost(const Split& split, const SplitQuestion& q) {
-  const int64_t all = (q.tiles + split.row_tiles - 1) / split.row_tiles * split.blocks,
-                slices = split.parts * split.blocks;
-  return (all + q.clusters[0] - 1) / q.clusters[0] * ((q.steps + slices - 1) / slices) * q.warps;
+// What x of 128 k costs a block, in the same unit: it comes as W does, and helping warps add it up. By n16 of int4,
+// 4096 x 14336 and 3584 x 14336: 16 x 1 x 1 in parts 14.5 and 13.4 us, 4 x 2 x 2 14.2 and 13.9. With 8 bits that is
+// less than half of what codes take: 18.6 and 17.2 us, 4 x 4 x 2 17.9 and 16.7.
+constexpr int64_t x_cost(int64_t steps, const SplitQuestion& q) {
+  return steps * (q.tokens > 8 && q.bits < 7 ? 12 : 6) / 5;
 }
 
-// How the blocks of gemm_sm90's tiles of up to 16 tokens share a product: the cheapest split, where splits gain at all.
-// They save a second kernel, and bring x of more k to every block: with 16 tokens, or few bits, that costs more.
-// Measured on an H200, us, 16 x 1 x 1 and the split, 8192 x 8192: n8 W4 13.2 and 12.5, W6 17.6 and 16.8, W8 20.7
-// and 19.8, W2 10.3 and 10.5; n16 W4 14.2 and 15.1, W8 21.7 and 20.8. 4096 x 14336: n8 W4 12.9 and 12.0, W1 8.9
-// and 10.4.
+// What a block takes, in row tiles x 128 k. Of 8 warps those that are not there cost half of those that are.
+constexpr int64_t split_cost(const Split& split, const SplitQuestion& q) {
+  const int64_t slices = split.parts * split.blocks, own = (q.steps + slices - 1) / slices;
+  const int64_t there = split.row_tiles * split.parts;
+  const int64_t busy = split.warps < narrow::kMostWorkers ? (there + split.warps + 1) / 2 : there;
+  return own * busy + x_cost(own * split.parts, q);
+}
+
+// The same where tasks have a row tile a warp, and what is left of them is dealt out in parts.
+constexpr int64_t dealt_cost(const SplitQuestion& q) {
+  const int64_t tasks = (q.tiles + q.warps - 1) / q.warps, all = tasks * q.steps, most = q.clusters[0];
+  return (all * q.warps + most - 1) / most + x_cost(all / most, q);
+}
+constexpr bool dealt_in_parts(const SplitQuestion& q) { return (q.tiles + q.warps - 1) / q.warps % q.clusters[0] != 0; }
+
+// How early a block of half a multiprocessor asks for weights, and lets the next one begin: that takes 1 us, and until
+// its wait is over 2 more. Measured on an H200, the best of three numbers of stages and four of eighths at 3584 x 14336
+// to 8192 x 8192 with 1 to 8 bits; this is 1.2% slower on average, 4.3% at worst.
+constexpr Split half_of(Split split, const SplitQuestion& q) {
+  constexpr int kEarly16[8] = {2, 2, 2, 1, 3, 3, 2, 2};
+  split.early = q.tokens > 8 ? kEarly16[q.bits - 1] : q.bits == 1 && q.steps <= 32 ? 1 : 3;
+  split.next_after = 6;
+  if (q.tokens <= 8 && q.bits <= 4 && q.steps <= 32) split.next_after = 4;
+  if (q.tokens <= 8 && q.bits >= 7 && q.steps > 64) split.next_after = 8;
+  return split;
+}
+
+// How the blocks of gemm_sm90's tiles of up to 16 tokens share a product: the cheapest split by which all tasks run at
+// once; of 16 warps also 16 x 1 x 1, by which parts of tasks may be dealt out. Blocks of 8 warps come first
+// (gemm_sm90.cuh) and have no split where those of 16 are faster: with 16 tokens and many k, and where memory is the
+// limit. Measured on an H200, us, the best split of 16 and of 8 warps: 8192 x 8192, n8 W1 9.0 and 8.0, W4 11.3
+// and 10.3, W8 19.1 and 19.3, n16 W1 12.6 and 10.5, W4 14.4 and 13.4; 4096 x 4096 4.4 and 3.7, 5.4 and 4.2, 6.6
+// and 5.6, 5.6 and 4.9, 6.2 and 5.7; 4096 x 14336, n16, W1 12.4 and 11.9, W4 14.2 and 14.9, W8 17.3 and 17.9.
 constexpr Split split_of(const SplitQuestion& q) {
-  const int early = narrow::early_stages(q.bits);
-  Split best{q.warps, 1, 1, early};
-  if (q.bits < (q.tokens > 8 ? 8 : 4)) return best;
-  const int64_t tasks = (q.tiles + q.warps - 1) / q.warps, all = tasks * q.steps * q.warps;
-  int64_t least =
-      tasks % q.clusters[0] == 0 ? split_cost(best, q) : (all + q.clusters[0] - 1) / q.clusters[0] + kAddCost;
+  const bool half = q.warps < narrow::kMostWorkers;
+  Split best{q.warps, 1, 1, narrow::early_stages(q.bits), q.warps, 0};
+  int64_t least = dealt_cost(q) + (dealt_in_parts(q) ? kAddCost : 0);
+  if (half) {
+    if (q.bits * q.tiles * q.steps >= 1 << 18 || (q.tokens > 8 && q.steps > 80)) return {};
+    best = {}, least = INT64_MAX;
+  }
   for (int blocks = 2; blocks >= 1; --blocks)
     for (int row_tiles = 1; row_tiles <= q.warps; ++row_tiles)
       for (int parts = q.warps / row_tiles; parts >= 1; --parts) {
-        const Split split{row_tiles, parts, blocks, early};
-        if (!narrow::possible(split, q)) continue;
+        const Split split{row_tiles, parts, blocks, narrow::early_stages(q.bits), q.warps, 0};
+        if (!narrow::possible(split, q) || q.tiles > int64_t{q.clusters[0]} * row_tiles) continue;
         const int64_t cost = split_cost(split, q);
-        if (cost < least) best = split, least = cost;
+        if (cost < least) best = half ? half_of(split, q) : split, least = cost;
         break;
       }
   return best;
+}
+
+constexpr float memory_us(const Question& q) {
+  return static_cast<float>(q.n) * static_cast<float>(q.k) * (q.bits + 0.125f) / 8 / kBytesPerUs;
+}
+
+// What zeros and codebooks multiply work by. Zeros cost one more operation a value, which more tokens share. Measured
+// at 8192 x 8192, uint4 beside int4: n8 13.3 and 12.8 us, n16 15.1 and 14.0, n32 18.8 and 14.5, n64 23.5 and 19.6, n256
+// 62 and 57. Values of a codebook are looked up: n8 17.6 us and int4 13.7 with groups of 64, n64 27.8 and 22.4, n256
+// 57.5 and 54.
+constexpr float extra_work(const Question& q, int tokens) {
+  const float zeros = q.zero_kind == ZeroKind::kNone ? 1.0f
+                      : tokens <= 16                 ? 1.1f
+                      : q.any_zeros()                ? 1 + 10.0f / tokens
+                                                     : 1.0f;
+  return zeros * (!q.codebook ? 1.0f : tokens < 256 ? 1.25f : 1.07f);
+}
+
+// The same of n8 and n16, by split_cost: us = start + work + parts, work a step for 16 row tiles x 128 k of split_cost,
+// no less than memory takes. Fitted to the products that split_of chooses among those of
+// benchmarks/results/nvidia-h200/sweep_splits_20261123.json, off by 3 to 5% (root of mean square), 14% at worst.
+struct NarrowCost {
+  int tokens, warps;
+  float start, parts;
+  float step[8];  // by bits, from 1
+};
+constexpr NarrowCost kNarrowCosts[] = {
+    {8, 8, 2.0f, 0.0f, {0.32f, 0.36f, 0.45f, 0.45f, 0.59f, 0.63f, 0.70f, 0.72f}},
+    {8, 16, 3.1f, 2.4f, {0.35f, 0.37f, 0.45f, 0.45f, 0.58f, 0.61f, 0.66f, 0.68f}},
+    {16, 8, 2.0f, 0.0f, {0.42f, 0.48f, 0.53f, 0.55f, 0.64f, 0.67f, 0.78f, 0.83f}},
+    {16, 16, 3.2f, 2.2f, {0.45f, 0.49f, 0.54f, 0.56f, 0.66f, 0.69f, 0.78f, 0.82f}},
+};
+
+constexpr float narrow_us(const Question& q, int tokens) {
+  float found = kLast;
+  for (const NarrowCost& cost : kNarrowCosts) {
+    const SplitQuestion split_question{(q.n + 15) / 16, (q.k + 127) / 128, tokens, q.bits, cost.warps, q.clusters, ~0u};
+    // Of both, blocks of 8 warps are tried first (gemm_sm90.cuh); they have no kernels for fine groups.
+    if (cost.tokens != tokens || found < kLast || (q.fine() && cost.warps < narrow::kMostWorkers)) continue;
+    const Split split = split_of(split_question);
+    if (split.row_tiles == 0) continue;
+    const bool dealt = split.row_tiles == narrow::kMostWorkers;
+    const auto work = static_cast<float>(dealt ? dealt_cost(split_question) : split_cost(split, split_question)) / 16;
+    found = cost.start + std::max(work * cost.step[q.bits - 1] * extra_work(q, tokens), memory_us(q)) +
+            (dealt && dealt_in_parts(split_question) ? cost.parts : 0.0f);
+  }
+  return found;
 }
 
 constexpr float gemm_us(const Question& q, const TileCost& cost) {
@@ -134,20 +207,10 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
   const int most = q.clusters[cost.workers];
   if (most < 1 || std::max(tasks, steps * most) > INT32_MAX) return kLast;
   const Deal dealt = deal(static_cast<int>(tasks), static_cast<int>(steps), most, cost.tokens > 16);
-  const float memory = static_cast<float>(q.n) * static_cast<float>(q.k) * (q.bits + 0.125f) / 8 / kBytesPerUs;
-  // Zeros cost one more operation a value, which more tokens share. Measured at 8192 x 8192, uint4 beside int4: n8 13.3
-  // and 12.8 us, n16 15.1 and 14.0, n32 18.8 and 14.5, n64 23.5 and 19.6, n256 62 and 57.
-  const float zeros = q.zero_kind == ZeroKind::kNone ? 1.0f
-                      : cost.tokens <= 16            ? 1.1f
-                      : q.any_zeros()                ? 1 + 10.0f / cost.tokens
-                                                     : 1.0f;
-  // Values of a codebook are looked up: n8 17.6 us and int4 13.7 with groups of 64, n64 27.8 and 22.4, n256 57.5
-  // and 54.
-  const float lookup = !q.codebook ? 1.0f : cost.tokens < 256 ? 1.25f : 1.07f;
   const float longest = static_cast<float>(dealt.longest());
   const float average = static_cast<float>(tasks) * static_cast<float>(steps) / static_cast<float>(most);
-  const float work = std::max(longest, average * (1 + cost.hot)) * cost.step[q.bits - 1] * zeros * lookup;
-  return cost.start + std::max(work, memory) + (dealt.in_parts() ? cost.parts : 0.0f);
+  const float work = std::max(longest, average * (1 + cost.hot)) * cost.step[q.bits - 1] * extra_work(q, cost.tokens);
+  return cost.start + std::max(work, memory_us(q)) + (dealt.in_parts() ? cost.parts : 0.0f);
 }
 
 // What a tile of family decode that holds the product takes, beside the others: less than any of gemm_sm90 takes, or
@@ -183,6 +246,7 @@ constexpr float tile_us(Family family, int tokens, const Question& q) {
   }
   if (!holds && !repeats(family, tokens)) return kNever;
   if (rounds_few(tokens, q)) return kLast + rank * 1e3f;
+  if (tokens <= 16) return narrow_us(q, tokens);
   for (const TileCost& cost : kTileCosts)
     if (cost.tokens == tokens) return gemm_us(q, cost);
   return kLast;

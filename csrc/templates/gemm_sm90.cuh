@@ -14,7 +14,8 @@
 //     worker 2   | task 2  | task 5  | 7, rest        |
 //
 // Up to 16 tokens tasks may have fewer rows, so that the device is full of whole ones: warps of a block, and two blocks
-// of a cluster, then share K, and their sums meet in shared memory (narrow/split.cuh).
+// of a cluster, then share K, and their sums meet in shared memory (narrow/split.cuh). Blocks of small products take
+// half of a multiprocessor, and those of the next one begin beside them.
 //
 // A worker stores y of a task that it has all of; of others it leaves the sums of its part in memory, and add_parts
 // makes y of them. Up to 16 tokens are multiplied by mma.sync (narrow.cuh), up to 128 by wgmma (wide.cuh), 16 rows a
@@ -46,7 +47,7 @@ constexpr bool kBuilt =
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDACC__)
     true;
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
-    !Tile::kWgmma;
+    !Tile::kWgmma && !Tile::kHalf;
 #else
     false;
 #endif
@@ -74,7 +75,7 @@ __global__ void __maxnreg__((Bounds<Tile, Form>::kRegisters)) multiply(const __g
     extern __shared__ uint8_t memory[];
 
     // ---- setup
-    if (!Tile::kHalf) ptx::launch_dependents();
+    if (!Tile::kHalf || p.ring.split.next_after == 0) ptx::launch_dependents();
     // Why a shuffle: the compiler would find the address anew in every step.
     const uint32_t base = __shfl_sync(~0u, (ptx::shared_address(memory) + 1023) & ~1023u, 0);
     // Why a shuffle: the compiler then knows that a warp goes one way.
@@ -89,7 +90,7 @@ __global__ void __maxnreg__((Bounds<Tile, Form>::kRegisters)) multiply(const __g
         const int arrivals = Tile::kWgmma ? Tile::kWarps : p.ring.split.row_tiles * p.ring.split.parts;
 #pragma unroll 1
         for (int i = 0; i < producer.ring.depth(); ++i) {
-          if (Worker::kSummed) ptx::arrivals_init(base + Map::kSummed + 8 * i, 32 * kSummers);
+          if (Worker::kSummed) ptx::arrivals_init(base + Map::kSummed + 8 * i, kSummers);
           ptx::arrivals_init(base + Map::kEmpty + 8 * i, arrivals);
         }
         if (!Tile::kWgmma && p.ring.split.blocks > 1) {
@@ -141,7 +142,7 @@ inline Kernels kernels() {
   using Worker = WorkerOf<Weight, Act, Tile, Form>;
   constexpr int kAdds = Bounds<Tile, Form>::kAddThreads, kMaps = gemm_sm90::kMaps<typename Worker::Stage>;
   Kernels found{nullptr,
-                add_parts<Act, Tile, kAdds>,
+                nullptr,
                 Tile::kLarge ? kLargeThreads : 32 * (Tile::kWarps + 4),
                 Tile::kShared,
                 kAdds,
@@ -154,6 +155,7 @@ inline Kernels kernels() {
   } else {
     found.multiply = reinterpret_cast<const void*>(multiply<Weight, Act, Tile, Form, kMaps>);
   }
+  if constexpr (!Tile::kHalf) found.add = add_parts<Act, Tile, kAdds>;
   return found;
 }
 
@@ -174,6 +176,17 @@ inline int launch_kernels(const Kernels& kernels, const Traits& traits, const Ma
   return start<Problem>(kernels.add, p, p.deal.left() * kernels.add_blocks, kernels.add_threads, 0, 1, launch);
 }
 
+template <class Weight, class Act, class Tile, class Form>
+inline int launch_tile(const MatmulArgs& args, const Launch& launch, Affine affine) {
+  static Prepared prepared;
+  return launch_kernels(kernels<Weight, Act, Tile, Form>(), kTraits<Weight, Tile, Form>, args, launch, affine,
+                        prepared);
+}
+
+// Tiles that also come in half of a multiprocessor. Why not with fine groups: registers would not do.
+template <class Tile, class Form>
+constexpr bool kHalves = !Tile::kWgmma && !Tile::kHalf && !Form::kFine;
+
 // args: checked by the caller; x rows 16-byte aligned, codes in layout nvidia; m <= Tile::kTokens where a tile
 // multiplies by mma.sync. Returns a cudaError_t: cudaErrorInvalidValue when this tile can't hold the problem.
 template <class Weight, class Act, class Tile>
@@ -190,9 +203,14 @@ inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
     using Form = decltype(form);
     if (fp32_scales && !Stage<Weight, Tile, Form>::kFloatScales) return cudaErrorInvalidValue;
     if constexpr ((Tile::kAll || !Form::kFine) && !(Weight::kCodebook && Form::kZeros)) {
-      static Prepared prepared;
-      return launch_kernels(kernels<Weight, Act, Tile, Form>(), kTraits<Weight, Tile, Form>, args, launch, affine,
-                            prepared);
+      if constexpr (kHalves<Tile, Form>) {
+        // It refuses what the plan has all of a multiprocessor for.
+        int error = cudaErrorInvalidValue;
+        if (launch.capability == 90)
+          error = launch_tile<Weight, Act, gemm_sm90::Tile<Tile::kTokens, 8>, Form>(args, launch, affine);
+        if (error != cudaErrorInvalidValue) return error;
+      }
+      return launch_tile<Weight, Act, Tile, Form>(args, launch, affine);
     }
     return cudaErrorInvalidValue;
   });

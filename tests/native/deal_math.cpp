@@ -72,11 +72,11 @@ PYBIND11_MODULE(deal_math, m) {
   m.def("parts_of_whole", [](int tasks, int stages, int most, int blocks) {
     return parts_of(lowbit::narrow::deal_whole(tasks, stages, most, blocks));
   });
-  // row_tiles, parts, blocks, early.
+  // row_tiles, parts, blocks, early, warps, next_after.
   m.def("split_of", [](int64_t tiles, int64_t steps, int tokens, int bits, int warps, std::array<int, 2> clusters,
                        uint32_t fits) {
     const lowbit::Split split = lowbit::cuda::split_of({tiles, steps, tokens, bits, warps, clusters.data(), fits});
-    return std::array<int, 4>{split.row_tiles, split.parts, split.blocks, split.early};
+    return std::array<int, 6>{split.row_tiles, split.parts, split.blocks, split.early, split.warps, split.next_after};
   });
   m.def("start", [](int each, int more, int part) { return Cut{each, more}(part); });
 }

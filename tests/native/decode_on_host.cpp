@@ -62,9 +62,9 @@ int main() {
   run<Float<2, 1>, __half, 1>({60, 1300, 1, 128, kNone, kFp16, 2, 80});
   run<Float<4, 3>, __half, 4>({40, 900, 3, -1, kNone, kBf16, 1, 80});
   // Two blocks share K: the ring turns, passes, a slice without steps, several rows of x.
-  run_one<Int<4>, __half, 1, false>({600, 2100, 1, 128, kNone, kFp16, 2, 90}, {4, 2, 2, 3});
-  run_one<Int<3>, __half, 2, true>({300, 700, 2, 256, kZero, kFp16, 4, 90}, {1, 16, 2, 1});
-  run_one<Int<7>, __nv_bfloat16, 4, false>({90, 1000, 3, -1, kMin, kBf16, 4, 90}, {2, 4, 2, 8});
-  run_one<Float<2, 1>, __half, 2, true>({400, 1300, 2, 128, kNone, kFp16, 2, 90}, {8, 2, 2, 2});
-  run_one<Int<6>, __half, 1, false>({520, 640, 1, 128, kZero, kFp16, 3, 90}, {8, 1, 1, 1});
+  run_one<Int<4>, __half, 1, false>({600, 2100, 1, 128, kNone, kFp16, 2, 90}, {4, 2, 2, 3, 8, 4});
+  run_one<Int<3>, __half, 2, true>({300, 700, 2, 256, kZero, kFp16, 4, 90}, {1, 16, 2, 1, 16, 0});
+  run_one<Int<7>, __nv_bfloat16, 4, false>({90, 1000, 3, -1, kMin, kBf16, 4, 90}, {2, 4, 2, 8, 8, 8});
+  run_one<Float<2, 1>, __half, 2, true>({400, 1300, 2, 128, kNone, kFp16, 2, 90}, {8, 2, 2, 2, 16, 1});
+  run_one<Int<6>, __half, 1, false>({520, 640, 1, 128, kZero, kFp16, 3, 90}, {8, 1, 1, 1, 8, 6});
 }

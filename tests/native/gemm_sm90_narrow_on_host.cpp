@@ -32,37 +32,37 @@ int main() {
   emulated::memory = gemm_sm90::memory;
   constexpr ZeroKind kNone = ZeroKind::kNone, kZero = ZeroKind::kZero, kMin = ZeroKind::kMin;
   // Each warp has rows of its own. Parts of tasks for workers, the ring turns, fewer rows of x than a tile.
-  run<Int<4>, __half, 16>({300, 5000, 13, 128, kNone, kFp16, 5, 90}, {16, 1, 1, 2});
-  run<Int<8>, __half, 8>({520, 2700, 8, 32, kMin, kFp16, 7, 90}, {16, 1, 1, 2});
-  run<Int<3>, __nv_bfloat16, 8>({270, 3000, 5, -1, kZero, kBf16, 4, 90}, {16, 1, 1, 2});
-  run<Float<2, 1>, __half, 16>({300, 3000, 16, 16, kNone, kBf16, 4, 90}, {16, 1, 1, 2});
+  run<Int<4>, __half, 16>({300, 5000, 13, 128, kNone, kFp16, 5, 90}, {16, 1, 1, 2, 16, 0});
+  run<Int<8>, __half, 8>({520, 2700, 8, 32, kMin, kFp16, 7, 90}, {16, 1, 1, 2, 16, 0});
+  run<Int<3>, __nv_bfloat16, 8>({270, 3000, 5, -1, kZero, kBf16, 4, 90}, {16, 1, 1, 2, 16, 0});
+  run<Float<2, 1>, __half, 16>({300, 3000, 16, 16, kNone, kBf16, 4, 90}, {16, 1, 1, 2, 16, 0});
   // Whole tasks; groups of several steps; tasks of fewer rows, two of a worker.
-  run<Int<2>, __half, 8>({300, 300, 5, 256, kZero, kFp16, 1, 90}, {16, 1, 1, 2});
-  run<Int<5>, __half, 16>({700, 900, 16, 64, kNone, kFp16, 2, 90}, {14, 1, 1, 3});
+  run<Int<2>, __half, 8>({300, 300, 5, 256, kZero, kFp16, 1, 90}, {16, 1, 1, 2, 16, 0});
+  run<Int<5>, __half, 16>({700, 900, 16, 64, kNone, kFp16, 2, 90}, {14, 1, 1, 3, 16, 0});
   // Warps share K.
-  run<Int<4>, __half, 8>({300, 2600, 8, 128, kNone, kFp16, 8, 90}, {4, 4, 1, 2});
-  run<Int<8>, __nv_bfloat16, 8>({120, 2000, 3, 128, kNone, kBf16, 8, 90}, {5, 3, 1, 3});
-  run<Int<3>, __half, 16>({60, 2000, 16, -1, kMin, kFp16, 7, 90}, {2, 8, 1, 3});
-  run<Int<1>, __half, 16>({30, 3000, 11, 128, kNone, kFp16, 8, 90}, {1, 4, 1, 2});
+  run<Int<4>, __half, 8>({300, 2600, 8, 128, kNone, kFp16, 8, 90}, {4, 4, 1, 2, 16, 0});
+  run<Int<8>, __nv_bfloat16, 8>({120, 2000, 3, 128, kNone, kBf16, 8, 90}, {5, 3, 1, 3, 16, 0});
+  run<Int<3>, __half, 16>({60, 2000, 16, -1, kMin, kFp16, 7, 90}, {2, 8, 1, 3, 16, 0});
+  run<Int<1>, __half, 16>({30, 3000, 11, 128, kNone, kFp16, 8, 90}, {1, 4, 1, 2, 16, 0});
   // Two blocks do, with few steps, and with warps.
-  run<Int<6>, __half, 16>({17, 16, 9, 32, kZero, kFp16, 4, 90}, {16, 1, 2, 2});
-  run<Int<4>, __half, 16>({300, 4096, 16, 128, kNone, kFp16, 6, 90}, {8, 2, 2, 3});
-  run<Int<2>, __half, 16>({128, 5000, 11, 256, kZero, kBf16, 4, 90}, {4, 4, 2, 2});
-  run<Int<7>, __half, 16>({200, 2100, 9, 32, kZero, kFp16, 8, 90}, {6, 2, 2, 1});
-  run<Int<5>, __nv_bfloat16, 8>({90, 3000, 5, 256, kZero, kBf16, 6, 90}, {2, 8, 2, 3});
-  run<Float<3, 2>, __nv_bfloat16, 16>({256, 1500, 16, 64, kNone, kFp16, 8, 90}, {4, 4, 2, 2});
-  run<Float<4, 3>, __half, 8>({120, 900, 3, 16, kMin, kFp16, 4, 90}, {8, 2, 2, 3});
+  run<Int<6>, __half, 16>({17, 16, 9, 32, kZero, kFp16, 4, 90}, {16, 1, 2, 2, 16, 0});
+  run<Int<4>, __half, 16>({300, 4096, 16, 128, kNone, kFp16, 6, 90}, {8, 2, 2, 3, 16, 0});
+  run<Int<2>, __half, 16>({128, 5000, 11, 256, kZero, kBf16, 4, 90}, {4, 4, 2, 2, 16, 0});
+  run<Int<7>, __half, 16>({200, 2100, 9, 32, kZero, kFp16, 8, 90}, {6, 2, 2, 1, 16, 0});
+  run<Int<5>, __nv_bfloat16, 8>({90, 3000, 5, 256, kZero, kBf16, 6, 90}, {2, 8, 2, 3, 16, 0});
+  run<Float<3, 2>, __nv_bfloat16, 16>({256, 1500, 16, 64, kNone, kFp16, 8, 90}, {4, 4, 2, 2, 16, 0});
+  run<Float<4, 3>, __half, 8>({120, 900, 3, 16, kMin, kFp16, 4, 90}, {8, 2, 2, 3, 16, 0});
   // Scales of 32 bits, values of a codebook.
-  run<Int<4>, __half, 16>({300, 900, 16, 64, kNone, kFp32, 3, 90}, {16, 1, 1, 2});
-  run<Int<8>, __half, 8>({120, 1300, 8, 128, kZero, kFp32, 8, 90}, {4, 4, 1, 2});
-  run<Float<2, 1>, __nv_bfloat16, 16>({100, 700, 9, 32, kNone, kFp32, 4, 90}, {8, 2, 2, 1});
-  run<Codebook<4>, __half, 8>({300, 1500, 7, 64, kNone, kFp16, 4, 90}, {16, 1, 1, 2});
-  run<Codebook<4>, __half, 16>({120, 2100, 16, 128, kNone, kBf16, 4, 90}, {4, 4, 2, 3});
-  run<Codebook<4>, __nv_bfloat16, 16>({90, 600, 12, 64, kNone, kFp32, 8, 90}, {4, 2, 1, 1});
+  run<Int<4>, __half, 16>({300, 900, 16, 64, kNone, kFp32, 3, 90}, {16, 1, 1, 2, 16, 0});
+  run<Int<8>, __half, 8>({120, 1300, 8, 128, kZero, kFp32, 8, 90}, {4, 4, 1, 2, 16, 0});
+  run<Float<2, 1>, __nv_bfloat16, 16>({100, 700, 9, 32, kNone, kFp32, 4, 90}, {8, 2, 2, 1, 16, 0});
+  run<Codebook<4>, __half, 8>({300, 1500, 7, 64, kNone, kFp16, 4, 90}, {16, 1, 1, 2, 16, 0});
+  run<Codebook<4>, __half, 16>({120, 2100, 16, 128, kNone, kBf16, 4, 90}, {4, 4, 2, 3, 16, 0});
+  run<Codebook<4>, __nv_bfloat16, 16>({90, 600, 12, 64, kNone, kFp32, 8, 90}, {4, 2, 1, 1, 16, 0});
   // 8 warps, in half of a multiprocessor.
-  run<Int<4>, __half, 8, 8>({300, 2600, 8, 128, kNone, kFp16, 8, 90}, {4, 2, 1, 3});
-  run<Int<4>, __half, 16, 8>({128, 4096, 16, 128, kNone, kFp16, 8, 90}, {8, 1, 2, 9});
-  run<Int<6>, __half, 16, 8>({300, 1500, 11, 128, kZero, kFp16, 4, 90}, {8, 1, 1, 2});
-  run<Int<1>, __nv_bfloat16, 8, 8>({60, 3000, 8, 256, kZero, kBf16, 8, 90}, {2, 4, 1, 12});
-  run<Float<2, 1>, __half, 16, 8>({200, 1000, 16, 32, kNone, kFp16, 8, 90}, {4, 2, 2, 2});
+  run<Int<4>, __half, 8, 8>({300, 2600, 8, 128, kNone, kFp16, 8, 90}, {4, 2, 1, 3, 8, 8});
+  run<Int<4>, __half, 16, 8>({128, 4096, 16, 128, kNone, kFp16, 8, 90}, {8, 1, 2, 9, 8, 6});
+  run<Int<6>, __half, 16, 8>({300, 1500, 11, 128, kZero, kFp16, 6, 90}, {8, 1, 2, 2, 8, 1});
+  run<Int<1>, __nv_bfloat16, 8, 8>({60, 3000, 8, 256, kZero, kBf16, 8, 90}, {2, 4, 1, 12, 8, 4});
+  run<Float<2, 1>, __half, 16, 8>({200, 1000, 16, 128, kNone, kFp16, 8, 90}, {4, 2, 2, 2, 8, 0});
 }

@@ -42,6 +42,7 @@ struct FloatFeed {
   Walk walk;
   const uint8_t* codes[kPlanes];  // this lane's bytes of each plane, widest first
   int rows, chunk, left;
+  int before_next;  // stages until the next kernel may begin
   uint32_t to, scales_to;
 
   __device__ FloatFeed(const Position& at, uint32_t ring_address)
@@ -51,6 +52,7 @@ struct FloatFeed {
         walk(at),
         chunk(walk.first_step),
         left(0),
+        before_next(walk.last_before_next(p.next_after, Ring::kRows, 1)),
         to(ring_address),
         scales_to(ring_address + Ring::kDepth * Ring::kStageBytes) {}
 
@@ -114,6 +116,7 @@ struct FloatFeed {
       --left;
     }
     ptx::commit();
+    if (--before_next == 0) ptx::launch_dependents();
   }
 };
 

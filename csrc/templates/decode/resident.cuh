@@ -32,8 +32,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
   extern __shared__ __align__(128) uint8_t memory[];
 
   // ---- setup
-  // Why later where kernels ask for more than one stage early: x of this one would stand in line behind the next one's.
-  if (p.early == 1) ptx::launch_dependents();
+  if (p.next_after == 0) ptx::launch_dependents();  // else feeds do
   const uint32_t shared = ptx::shared_address(memory), met = shared + Map::kMet;
   if (p.cluster_shift) {
     if (threadIdx.x < 2) ptx::barrier_init(met + threadIdx.x * 8);
@@ -60,7 +59,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
 #pragma unroll 1
   for (int i = beside; i < kAhead; ++i) feed.fetch();
   __syncthreads();
-  if (p.early > 1) ptx::launch_dependents();
   if (p.cluster_shift) ptx::cluster_wait();  // blocks store into each other's memory only when all of them run
 
   // ---- passes

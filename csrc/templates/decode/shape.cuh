@@ -49,6 +49,7 @@ struct Problem {
   int cluster_shift;           // log2 of the blocks of a cluster
   int warps_k_shift;           // log2 of the warps of a block that split K
   int early;                   // stages of weights that a warp asks for before the kernel before has ended
+  int next_after;              // eighths of a warp's stages that are asked for when the next kernel may begin
   Cut slices, row_groups;      // of steps, of tiles
   int grid;                    // blocks
   int most_tiles;              // of a row group

@@ -36,7 +36,7 @@ inline int split(const Traits& traits, Problem& p, int cluster_shift, int warps_
   const int row_groups =
       std::min(launch.clusters[cluster_shift] * warps_n, (p.tiles + warps_n - 1) / warps_n * warps_n);
   p.cluster_shift = cluster_shift, p.warps_k_shift = warps_k_shift;
-  p.early = launch.forced.parts ? launch.forced.early : 1;
+  p.early = launch.forced.parts ? launch.forced.early : 1, p.next_after = launch.forced.next_after;
   p.grid = row_groups / warps_n * cluster;
   p.slices = {p.steps / splits, p.steps % splits};
   p.row_groups = {p.tiles / row_groups, p.tiles % row_groups};
@@ -74,7 +74,8 @@ inline int spread(const Traits& traits, Problem& p, const Launch& launch) {
   for (int cluster_shift = 0; cluster_shift <= most_cluster_shift; ++cluster_shift) {
     if (!launch.clusters[cluster_shift]) continue;
     const Split& forced = launch.forced;
-    if (forced.parts && (forced.blocks != 1 << cluster_shift || forced.row_tiles * forced.parts != traits.warps))
+    if (forced.parts && (forced.blocks != 1 << cluster_shift || forced.warps != traits.warps ||
+                         forced.row_tiles * forced.parts != traits.warps))
       continue;
     Problem best{};
     float best_price = 0.0f;

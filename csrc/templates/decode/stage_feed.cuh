@@ -55,11 +55,19 @@ struct StageFeed {
   const uint8_t* codes[kPlanes];  // this lane's bytes of each plane, widest first
   const uint8_t* scales;          // of this lane's row
   int left;
+  int before_next;      // stages until the next kernel may begin
   uint32_t rows_apart;  // 0 where there is no second row tile: the first comes twice then
   uint32_t to, slot;
 
   __device__ StageFeed(const Position& position, uint32_t ring_address)
-      : p(position.p), lane(position.lane), ring(ring_address), walk(position), left(0), to(ring_address), slot(0) {}
+      : p(position.p),
+        lane(position.lane),
+        ring(ring_address),
+        walk(position),
+        left(0),
+        before_next(walk.last_before_next(p.next_after, kRows, kSteps)),
+        to(ring_address),
+        slot(0) {}
 
   __device__ __forceinline__ void open_tiles() {
     if (walk.tile >= walk.end_tile) return;
@@ -110,6 +118,7 @@ struct StageFeed {
     to += Ring::kStageBytes;
     if (to == ring + Ring::kDepth * Ring::kStageBytes) to = ring;
     ptx::commit();
+    if (--before_next == 0) ptx::launch_dependents();
   }
 };
 

@@ -15,6 +15,12 @@ struct Walk {
         end_tile(at.end_tile) {}
 
   __device__ __forceinline__ void next(int rows) { tile += rows; }
+
+  // Which stage of so many row tiles and steps is the last one before the next kernel may begin; 0: none is waited for.
+  __device__ __forceinline__ int last_before_next(int eighths, int rows, int steps) const {
+    const int tiles = (end_tile - tile + rows - 1) / rows, stages = (end_step - first_step + steps - 1) / steps;
+    return eighths ? max(tiles * stages * eighths / 8, 1) : 0;
+  }
 };
 
 }  // namespace lowbit::decode

@@ -66,8 +66,8 @@ struct Producer {
 
   const PosedOf<Stage>& p;
   const Ring<Stage> ring;
-  const int steps;         // of 128 k in a stage
-  const int count, early;  // stages
+  const int steps;               // of 128 k in a stage
+  const int count, early, next;  // stages; next: after which the next kernel may begin
   const int worker;
   const Cursor first;
   const uint64_t once = ptx::make_policy<ptx::Keep::kFirstOut>(), again = ptx::make_policy<ptx::Keep::kLastOut>();
@@ -78,6 +78,7 @@ struct Producer {
         steps(Stage::kNarrow ? problem.ring.steps : Stage::kSteps),
         count(parts.stages),
         early(min(Stage::kNarrow ? problem.ring.split.early : Map::kEarly, Stage::kHalf ? count : max(count / 4, 1))),
+        next(Stage::kHalf ? max(count * problem.ring.split.next_after / 8, 1) : 0),
         worker(own_worker),
         first(problem, own_worker) {}
 
@@ -131,9 +132,10 @@ struct Producer {
       ask_for_x(at, place.index);
       at.next(p, worker);
       place.next();
+      // Why only now: its weights would be brought before what this product still needs.
+      if (Stage::kHalf && i == next) ptx::launch_dependents();
     }
-    // Why only now: its weights would be brought before what this product still needs.
-    if (Stage::kHalf) ptx::launch_dependents();
+    if (Stage::kHalf && next >= count) ptx::launch_dependents();
   }
 };
 
@@ -156,7 +158,8 @@ __device__ __forceinline__ void add_up_x(const Problem& p, int stages, uint32_t 
                                         to + unit_of_stage * (narrow::kSumBytes<Stage> * narrow::kSumsOfStep<Stage>),
                                         lane, factor, p.group_fragments > 0);
     }
-    ptx::arrive(ring.summed(place.index));  // each lane for what it stored
+    __syncwarp();
+    if (lane == 0) ptx::arrive(ring.summed(place.index));
   }
 }
 

@@ -19,13 +19,13 @@ using layout::kStepK;  // 128 k: whole tiles of every plane
 // Shared memory of a block: two of them must not meet on a multiprocessor. Why not all of its 228 KB: the system takes
 // 1 KB of every block, also of those of add_parts, which are to start beside.
 constexpr int kSharedAlone = 220 * 1024;
-// Of one of two blocks, of products that follow each other: the second begins when the first has asked for all weights.
+// Of one of two blocks, of products that follow each other: the second begins when the first has asked for most of its
+// weights.
 constexpr int kSharedHalf = 110 * 1024;
 
 // Tokens: columns of a tile. Up to 16 are multiplied by mma.sync, with 16 warps, or with Workers = 8 in half of a
-// multiprocessor (in no list of kernels before it was timed); more by wgmma, with two warpgroups, of which each has the
-// registers for 64 x 128 sums. A warp takes 16 rows. One more warpgroup helps: a warp brings everything, the others add
-// up x.
+// multiprocessor; more by wgmma, with two warpgroups, of which each has the registers for 64 x 128 sums. A warp takes
+// 16 rows. One more warpgroup helps: a warp brings everything, the others add up x.
 template <int Tokens, int Workers = 16>
 struct Tile {
   static constexpr int kTokens = Tokens, kColumns = Tokens / 8;
@@ -59,12 +59,13 @@ struct Stage {
   static constexpr int kStepBytes = 2 * kXBox + Tile::kRowTiles * 256 * kBits;
   // As many as a box holds (256 items of 8 bytes a row tile of the widest plane), and some stages fit.
   static constexpr int kWidest = kBits & 8 ? 8 : kBits & 4 ? 4 : 2;
-  static constexpr int kLargest = Tile::kShared / 5;
+  static constexpr int kLargest = Tile::kShared / (kHalf ? 4 : 5);
   static constexpr int kMost = kLargest / kStepBytes < 8 / kWidest ? kLargest / kStepBytes : 8 / kWidest;
   // Why fewer of narrow tiles with fine groups: what helpers make of these takes room.
   static constexpr int kMostFine = !kNarrow || !kFine || Weight::kCodebook ? 4 : kBits <= 2 ? 2 : 1;
   static constexpr int kAtMost = kMost < kMostFine ? kMost : kMostFine;
-  static constexpr int kSteps = kAtMost >= 4 ? 4 : kAtMost >= 2 ? 2 : 1;
+  // Why not four with 2 bits in half of a multiprocessor: registers would not do.
+  static constexpr int kSteps = kAtMost >= 4 && !(kHalf && kBits == 2) ? 4 : kAtMost >= 2 ? 2 : 1;
   static constexpr int kX = 2 * kXBox * kSteps;
   static constexpr int kCodes = Tile::kRowTiles * 256 * kBits * kSteps;
   // Whether scales may be of fp32, groups of 32 and more then. Why not always: stages of few bits would be larger, and

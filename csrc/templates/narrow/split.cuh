@@ -42,7 +42,7 @@ struct StageBytes {
 
 // What a kernel is told of its stages.
 struct Stages {
-  Split split{kMostWorkers, 1, 1, 1};
+  Split split{kMostWorkers, 1, 1, 1, kMostWorkers, 0};
   int slices = 1;     // of K, in all: parts x blocks
   bool whole = true;  // each warp has rows of its own, all of them: parts of tasks may be dealt out
   int steps;          // of 128 k in a stage
@@ -54,17 +54,18 @@ struct Stages {
 };
 
 // Whether a kernel can do it: its warps and stages allow it, and sums of parts, which meet once, those of a cluster
-// half in each block, are of tasks that all run at once.
+// half in each block, are of tasks that all run at once. Half of a multiprocessor is for such tasks alone.
 constexpr bool possible(const Split& split, const SplitQuestion& q) {
   const int rows = split.row_tiles, parts = split.parts, blocks = split.blocks;
   if (rows < 1 || parts < 1 || rows * parts > q.warps || !(q.fits >> parts & 1) || split.early < 1) return false;
+  if (split.warps != q.warps || (q.warps < kMostWorkers && parts * blocks == 1)) return false;
   if (blocks == 2) return rows % 2 == 0 && q.tiles <= int64_t{q.clusters[1]} * rows;
   return blocks == 1 && (parts == 1 || q.tiles <= int64_t{q.clusters[0]} * rows);
 }
 
 // Those of a product of `tiles` row tiles and `steps` times 128 k; own_steps: of a warp in a stage; warps: of a block,
 // that multiply. group_steps: log2 of a group, or -1 where a row has one. most_steps: in a stage; most: stages; room:
-// bytes for them. No depth where a split is forced that can't be.
+// bytes for them. No depth where a split is forced that can't be, or the plan wants none of so many warps.
 inline Stages stages_of(const StageBytes& stage, int own_steps, int64_t tiles, int64_t steps, int tokens, int bits,
                         int warps, const Launch& launch, int group_steps, int most_steps, int most, int room) {
   SplitQuestion question{tiles, steps, tokens, bits, warps, launch.clusters, 0};
@@ -75,12 +76,13 @@ inline Stages stages_of(const StageBytes& stage, int own_steps, int64_t tiles, i
   }
   Stages made;
   made.split.row_tiles = warps;
+  made.split.warps = warps;
   if (launch.forced.parts) {
     made.split = launch.forced;
-    if (!possible(made.split, question)) return made;
   } else if (launch.split) {
     made.split = launch.split(question);
   }
+  if (!possible(made.split, question)) return made;
   const int parts = made.split.parts;  // fits
   made.slices = parts * made.split.blocks, made.whole = made.slices == 1 && made.split.row_tiles == warps;
   made.steps = own_steps * parts;

@@ -35,6 +35,9 @@ struct Worker {
   using Group = typename Groups::Group;
   static constexpr bool kSummed = kSums || Groups::kMade;  // something of a stage comes from helpers
 
+  // Whether what comes from helpers is waited for after most products of a stage's first step.
+  static constexpr bool kLate = !Ring::kSumsLast && !kFine;
+
   static constexpr int kLoads = (kColumns + 1) / 2;  // of x of a fragment
   using Tokens = uint32_t[kLoads][4];
   // Registers are: what can be found again is not kept.
@@ -153,15 +156,23 @@ struct Worker {
     }
   }
 
-  // A step of 128 k whose scales are those of one group.
-  __device__ __forceinline__ void run_step(uint32_t stage, uint32_t sums, int step, Sum& total) const {
+  // A step of 128 k whose scales are those of one group. Of the first step of a stage, sums do not begin with what
+  // comes from helpers: it is waited for, and added, when most products are done.
+  template <class Place>
+  __device__ __forceinline__ void run_step(uint32_t stage, uint32_t sums, int step, const Place& place,
+                                           Sum& total) const {
+    const bool late = kLate && step == 0;
     const uint32_t x_at = stage + step * 2 * Stage::kXBox;
     Words words;
     load_words<Stage, Tile>(stage + Stage::kCodesAt, warp, step, lane, words);
-    const Group group = Groups::template load<Groups::kMade>(p, stage + own_groups, step >> p.group_steps, lane);
-    Sum sum;
+    Group group;
+    Sum sum = {}, begun;
     float x_sum[kColumns][2];
-    begin(sums, step, 0, sum, x_sum);
+    const auto from_helpers = [&](Sum& to) {
+      group = Groups::template load<Groups::kMade>(p, stage + own_groups, step >> p.group_steps, lane);
+      begin(sums, step, 0, to, x_sum);
+    };
+    if (!late) from_helpers(sum);
     Tokens x;
 #pragma unroll
     for (int f = 0; f < 8; ++f) {
@@ -171,7 +182,16 @@ struct Worker {
       uint32_t a[4];
       decoder.fragment(words, f, a);
       multiply(a, x, f, sum);
+      if (late && f == 5) {
+        if (kSummed) ptx::wait_arrivals(ring.summed(place.index), place.parity);
+        from_helpers(begun);
+      }
     }
+    if (late && kSums && !kZeros)
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[column][i] += begun[column][i];
     apply(sum, x_sum, group, total);
   }
 
@@ -221,8 +241,10 @@ struct Worker {
     const auto sums = [&](int column, int i) { return total[column][i]; };
     if constexpr (Ring::kSplits) {
       const Split& split = p.ring.split;
-      if (p.ring.whole && done.end - done.begin < p.deal.stages)
-        return keep_part<Tile>(p, blockIdx.x, done.place, 0, warp, lane, sums);
+      // Blocks of half a multiprocessor have no parts of tasks.
+      if constexpr (!Stage::kHalf)
+        if (p.ring.whole && done.end - done.begin < p.deal.stages)
+          return keep_part<Tile>(p, blockIdx.x, done.place, 0, warp, lane, sums);
       const Meeting<Tile, Ring> meeting{p.ring, ring, warp, lane};
       const bool meet = p.ring.slices > 1;
       if (meet && tile < split.row_tiles) meeting.hand_in(tile, part, total);
@@ -248,7 +270,7 @@ struct Worker {
 #pragma unroll 1
       for (int at = idle ? now.end : now.begin; at < now.end; ++at, place.next()) {
         if (!kSummed || !Ring::kSumsLast) ptx::wait_arrivals(ring.full(place.index), place.parity);
-        if (kSummed) ptx::wait_arrivals(ring.summed(place.index), place.parity);
+        if (kSummed && !kLate) ptx::wait_arrivals(ring.summed(place.index), place.parity);
         const uint32_t stage = ring.stage(place.index);
         // Why: where registers are scarce what can be found again is not kept.
         const uint32_t sums =
@@ -265,7 +287,7 @@ struct Worker {
 #pragma unroll
           for (int step = 0; step < Stage::kSteps; ++step) {
             if (Ring::kApart && step > 0) __syncwarp();
-            run_step(stage, sums, step, total);
+            run_step(stage, sums, step, place, total);
           }
         }
         __syncwarp();

@@ -1,4 +1,4 @@
-// Sums of x, which offsets and zeros of codes are taken away by: products with ones, of which every row is the sum.
+// Sums of x, which offsets and zeros of codes are taken away by: products with ones, of which every column is the sum.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -25,36 +25,38 @@ constexpr int kSumBytes = kSumLanes * (Stage::kZeros ? 8 : 16);
 template <class Act, class Stage>
 __device__ __forceinline__ void add_up_column(uint32_t x, uint32_t to, int lane, const float (&factor)[2], bool pairs) {
   constexpr uint32_t kOne = std::is_same<Act, __half>::value ? 0x3C003C00u : 0x3F803F80u;
-  const uint32_t one[4] = {kOne, kOne, kOne, kOne};
   const uint32_t row = x + lane % 8 * 128 + ((lane / 8) ^ (lane % 8)) * 16;  // swizzled: 16 bytes of a token
-  constexpr int kParts = Stage::kFine ? 8 : 2;
-  float sum[kParts][4] = {};
+  constexpr int kChains = Stage::kFine ? 4 : 2;
+  float sum[kChains][4] = {};
   // Why all products before the first store: loads of x would wait for it, and it for a product.
 #pragma unroll
   for (int i = 0; i < 4; ++i) {  // 32 k each
-    uint32_t b[4];
-    ptx::load_matrices(b, (row + i / 2 * Stage::kXBox) ^ (i % 2 * 64));
-    ptx::mma<Act>(sum[2 * i % kParts], one, b[0], b[1]);
-    ptx::mma<Act>(sum[2 * i % kParts + 1], one, b[2], b[3]);
+    uint32_t own[4];
+    ptx::load_matrices(own, (row + i / 2 * Stage::kXBox) ^ (i % 2 * 64));
+    // The rows of a product are 8 tokens at 16 k, and again at the next 16.
+    const uint32_t both[4] = {own[0], own[2], own[1], own[3]};
+    ptx::mma<Act>(sum[i % kChains], both, kOne, kOne);
   }
-  if (lane >= kSumLanes) return;
-  const auto store = [&](int place, float first, float second) {
-    const uint32_t here = to + place * kSumBytes<Stage> + lane * (kSumBytes<Stage> / kSumLanes);
-    if constexpr (Stage::kZeros) {
-      ptx::store_shared(here, {factor[0] * first, factor[0] * second});
-    } else {
-      ptx::store_shared(here, {factor[0] * first, factor[0] * second, factor[1] * first, factor[1] * second});
-    }
+  // Lanes 4g + t have sums of token g.
+  constexpr int kHalves = Stage::kZeros ? 1 : 2;
+  const int token = lane / 4, half = lane % 4;
+  if (half >= kHalves) return;
+  const uint32_t here = to + token / 2 * (8 * kHalves) + half * 8 + token % 2 * 4;
+  const float own_factor = half ? factor[1] : factor[0];
+  const auto store = [&](int place, float of) {
+    ptx::store_shared(here + place * kSumBytes<Stage>, __float_as_uint(own_factor * of));
   };
-  const bool all = !Stage::kFine || pairs;
+  if constexpr (!Stage::kFine) {
+    store(0, (sum[0][0] + sum[0][2]) + (sum[1][0] + sum[1][2]));
+  } else {
 #pragma unroll
-  for (int i = 0; i < kParts / 2; ++i) {
-    const float (&low)[4] = sum[2 * i], (&high)[4] = sum[2 * i + 1];
-    if (all) {
-      store(i, low[0] + high[0], low[1] + high[1]);
-    } else {
-      store(2 * i, low[0], low[1]);
-      store(2 * i + 1, high[0], high[1]);
+    for (int i = 0; i < 4; ++i) {
+      if (pairs) {
+        store(i, sum[i][0] + sum[i][2]);
+      } else {
+        store(2 * i, sum[i][0]);
+        store(2 * i + 1, sum[i][2]);
+      }
     }
   }
 }
