@@ -47,15 +47,12 @@ inline int launch_kernel(const Problem& p, const Launch& launch) {
 
 // Whether a product rather takes whole multiprocessors: the larger blocks gain more than it costs that the next launch
 // can't start early. Measured on an H200.
-inline bool prefers_whole(const Problem& p, int tokens, int bits) {
-  const int64_t steps = static_cast<int64_t>(p.tiles) * p.steps, megabytes = 256 * bits * steps >> 20;
-  return steps > 48 * 1024 || megabytes > (tokens <= 2 ? 20 : 31);
-}
+inline bool prefers_whole(const Problem& p, int bits) { return megabytes(p, bits) > (bits >= 5 ? 15 : 19); }
 
 // Of the two kernels that may hold the problem, the faster one first.
 template <class Weight, class Act, class Tile, bool Zeros>
 inline int launch_either(const Problem& p, const Launch& launch) {
-  const bool whole = prefers_whole(p, Tile::kTokens, Weight::kBits);
+  const bool whole = prefers_whole(p, Weight::kBits);
   int error = cudaErrorInvalidValue;
   for (const bool other : {false, true})
     if (error == cudaErrorInvalidValue)

@@ -90,7 +90,7 @@ __global__ void __maxnreg__((Bounds<Tile, Form>::kRegisters)) multiply(const __g
         const int arrivals = Tile::kWgmma ? Tile::kWarps : p.ring.split.row_tiles * p.ring.split.parts;
 #pragma unroll 1
         for (int i = 0; i < producer.ring.depth(); ++i) {
-          if (Worker::kSummed) ptx::arrivals_init(base + Map::kSummed + 8 * i, kSummers);
+          if (Worker::kSummed) ptx::arrivals_init(base + Map::kSummed + 8 * i, 32 * kSummers);
           ptx::arrivals_init(base + Map::kEmpty + 8 * i, arrivals);
         }
         if (!Tile::kWgmma && p.ring.split.blocks > 1) {

@@ -17,38 +17,42 @@ pytestmark = needs_kernels
 #: of them, warps that share K, some that idle, two blocks that do.
 SHARED = [(16, 1, 1), (14, 1, 1), (8, 2, 1), (4, 4, 1), (2, 8, 1), (5, 3, 1), (1, 4, 1)]
 SHARED += [(16, 1, 2), (8, 2, 2), (4, 4, 2), (2, 8, 2), (6, 2, 2)]
+#: The same of blocks that take half of a multiprocessor: some of 8 warps share K, or two blocks do.
+HALVES = [(8, 1, 2), (6, 1, 2), (4, 2, 2), (2, 4, 2), (4, 2, 1), (2, 4, 1), (3, 2, 1), (1, 8, 1)]
 #: Row groups of a block, warps of each, blocks, in half of a multiprocessor and in all of it (decode/spread.cuh).
 SPREAD = [(8 // parts, parts, blocks) for parts in (1, 2, 4, 8) for blocks in (1, 2)]
 SPREAD += [(16 // parts, parts, blocks) for parts in (1, 4, 16) for blocks in (1, 2)]
 SHAPES = [(520, 4096), (1000, 1000), (40, 8200)]
 
 
-def right(row: dict, shape, split, early: int, kind: str) -> bool:
-    """Whether a kernel takes a split; its product is right then, and the same a second time."""
+def right(row: dict, shape, split, early: int, kind: str, warps: int = 16, next_after: int = 0) -> bool:
+    """Whether a kernel takes a split; its product is right then, and the same a second and a third time, when the next
+    one has begun before it ends."""
     weight = oracle.make(row["weight"], shape, 128, kind, seed=sum(split))
     x = oracle.normal(tokens(row["name"]), shape[1], dtype=getattr(torch, row["act"]), seed=early)
     bias = bias_for(shape[0], early)
-    with forced(row["name"]), extension.force_cuda_split(*split, early):
+    with forced(row["name"]), extension.force_cuda_split(*split, early, warps, next_after):
         try:
             y = lowbit.matmul(x, weight.pw, bias)
         except RuntimeError as error:
             assert "was forced and can't hold" in str(error)
             return False
-        again = lowbit.matmul(x, weight.pw, bias)
+        again = [lowbit.matmul(x, weight.pw, bias) for _ in range(2)]
     reason = why_wrong(row["name"], y, x, weight, bias)
-    assert reason is None, f"{row['name']} {split}, {early} early, {shape}: {reason}"
-    assert oracle.same_bits(again, y), f"{row['name']} {split}, {shape}: two runs differ"
+    assert reason is None, f"{row['name']} {split} of {warps}, {early} early, {shape}: {reason}"
+    assert all(oracle.same_bits(one, y) for one in again), f"{row['name']} {split} of {warps}, {shape}: runs differ"
     return True
 
 
-def taken(row: dict, splits: list, early: int) -> set:
-    """The splits that a kernel takes for any shape, with 1 to ``early`` stages asked for early; all of them right."""
+def taken(row: dict, splits: list, early: int, warps=lambda split: 16) -> set:
+    """The splits that a kernel takes for any shape, with 1 to ``early`` stages asked for early, the next launch from
+    the beginning on or after some; all of them right."""
     kind = "zero" if row["weight"].startswith("uint") else "none"
     return {
         split
         for i, split in enumerate(splits)
         for j, shape in enumerate(SHAPES)
-        if right(row, shape, split, 1 + (i + j) % early, kind)
+        if right(row, shape, split, 1 + (i + j) % early, kind, warps(split), (5 * i + 3 * j) % 9)
     }
 
 
@@ -61,6 +65,8 @@ def test_every_split_of_few_rows_is_right(most, dtype, act):
         pytest.skip(f"{row['name']} is not for this device")
     # A stage has room for few parts of some types.
     assert {(16, 1, 1), (14, 1, 1), (8, 2, 1), (16, 1, 2), (8, 2, 2)} <= taken(row, SHARED, 3)
+    if torch.cuda.get_device_capability() == (9, 0):
+        assert {(8, 1, 2), (6, 1, 2), (4, 2, 2), (4, 2, 1), (3, 2, 1)} <= taken(row, HALVES, 4, lambda split: 8)
 
 
 @pytest.mark.parametrize("dtype", ["int1", "uint3", "int4", "uint7", "int8", "float4_e2m1"])
@@ -68,7 +74,9 @@ def test_every_split_of_few_rows_is_right(most, dtype, act):
 def test_every_spread_of_decode_is_right(most, dtype):
     row = row_of(dtype, torch.float16, "decode", most)
     pairs = torch.cuda.get_device_capability() >= (9, 0)
-    assert {split for split in SPREAD if pairs or split[2] == 1} <= taken(row, SPREAD, 4)
+    assert {split for split in SPREAD if pairs or split[2] == 1} <= taken(
+        row, SPREAD, 8, lambda split: split[0] * split[1]
+    )
 
 
 def test_a_split_that_no_kernel_can_do_is_refused():
@@ -77,6 +85,10 @@ def test_a_split_that_no_kernel_can_do_is_refused():
         pytest.skip(f"{row['name']} is not for this device")
     for split in [(16, 2, 1), (5, 3, 2), (1, 16, 1)]:  # too many warps, a row tile of two blocks, too many tasks
         assert not right(row, (8192, 1024), split, 1, "none"), split
-    with pytest.raises(SchemeError, match="must be in 1 to 255, got"), extension.force_cuda_split(0, 1, 1):
-        pass
+    for split in [(8, 1, 1), (8, 2, 1), (1, 8, 1)]:  # the same of half a multiprocessor, and parts of tasks
+        assert not right(row, (8192, 1024), split, 1, "none", warps=8), split
+    assert not right(row, (520, 1024), (8, 1, 2), 1, "none", warps=12)
+    with pytest.raises(SchemeError, match="must be in 1 to 255, next_after in 0 to 8, got"):
+        with extension.force_cuda_split(1, 1, 1, next_after=9):
+            pass
     assert right(row, (8192, 1024), (16, 1, 1), 2, "none")

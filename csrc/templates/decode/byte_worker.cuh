@@ -20,6 +20,7 @@ template <class Weight, class Act, class Tile, bool Zeros>
 struct ByteWorker {
   using Feed = StageFeed<Weight, Tile, Zeros>;
   using Ring = typename Feed::Ring;
+  static constexpr bool kFloat = false;
   static constexpr int kBits = Weight::kBits, kTokens = Tile::kTokens, kRows = Ring::kRows;
   static constexpr int kPhases = 4 / kTokens;  // steps in a product
   using Parts = bytes::Parts<kBits, true>;

@@ -20,7 +20,8 @@ struct FloatWorker {
   using Decoder = lowbit::Decoder<Weight, Act>;
   using Words = typename Decoder::Words;
   using Sum = float[4];
-  static constexpr int kTokens = Tile::kTokens, kRows = Ring::kRows;
+  static constexpr bool kFloat = true;
+  static constexpr int kBits = Weight::kBits, kTokens = Tile::kTokens, kRows = Ring::kRows;
   static constexpr int kPhases = 8 / kTokens;  // steps in a product
   // Of a group. Fragments go to them in turn. Why: the products of one sum wait for each other.
   static constexpr int kSums = 2;

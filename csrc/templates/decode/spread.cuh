@@ -11,6 +11,8 @@ namespace lowbit::decode {
 
 // What of a kernel that depends on. Why not types: this is then compiled once, not for every kernel.
 struct Traits {
+  int bits;
+  bool is_float;
   int tokens, warps, shared_bytes;  // of its blocks
   int rows;                         // row tiles that a warp has side by side
   int x_at;                         // where x begins in shared memory
@@ -19,13 +21,18 @@ struct Traits {
 };
 
 template <class Worker, class Tile>
-constexpr Traits kTraits = {Tile::kTokens,
+constexpr Traits kTraits = {Worker::kBits,
+                            Worker::kFloat,
+                            Tile::kTokens,
                             Tile::kWarps,
                             Tile::kSharedBytes,
                             Worker::Ring::kRows,
                             Map<typename Worker::Ring, Tile>::kX,
                             Worker::kTableBytes,
                             kSumBytes<Worker>};
+
+// Of codes.
+inline int64_t megabytes(const Problem& p, int bits) { return int64_t{256} * bits * p.tiles * p.steps >> 20; }
 
 // Splits K over 2^cluster_shift blocks of 2^warps_k_shift warps each, in p; the bytes of shared memory that a block
 // then takes, or 0 when that is more than there is.
@@ -36,7 +43,6 @@ inline int split(const Traits& traits, Problem& p, int cluster_shift, int warps_
   const int row_groups =
       std::min(launch.clusters[cluster_shift] * warps_n, (p.tiles + warps_n - 1) / warps_n * warps_n);
   p.cluster_shift = cluster_shift, p.warps_k_shift = warps_k_shift;
-  p.early = launch.forced.parts ? launch.forced.early : 1, p.next_after = launch.forced.next_after;
   p.grid = row_groups / warps_n * cluster;
   p.slices = {p.steps / splits, p.steps % splits};
   p.row_groups = {p.tiles / row_groups, p.tiles % row_groups};
@@ -54,32 +60,46 @@ inline int split(const Traits& traits, Problem& p, int cluster_shift, int warps_
   return 0;
 }
 
-// What the busiest warp has to do, in steps of 128 k of one row tile. Measured on an H200: two tiles side by side
-// take 1.7 times as long as one, also where the second is missing; a tile's sums cost 1 step with 1 or 2 tokens, 2.5
-// with 4; every doubling of the row groups of a block, which then reads more places at once, costs 12%.
+// What a split costs, about, in steps of 128 k of one row tile of the busiest warp: two tiles side by side take 1.7
+// times as long as one, also where the second is missing; every doubling of the row groups of a block, which then reads
+// more places at once, takes more, in all of a multiprocessor by a fifth; so do a tile's sums, x, and a pair of blocks.
+// Fitted to the order of times on an H200 (benchmarks/results/nvidia-h200/sweep_splits_20261123_decode.json: 87
+// products of 1, 2 and 4 rows, 2048 x 4096 to 57344 x 8192, int1 to int8): what it chooses is 1.2% slower than the
+// fastest of all on average, 17% at worst.
 inline float cost(const Traits& traits, const Problem& p, int warps_n) {
+  const bool half = traits.warps == 8;
   const int steps = p.slices.each + (p.slices.more > 0);
   const float tiles = traits.rows == 1 ? static_cast<float>(p.most_tiles) : 1.7f * ((p.most_tiles + 1) / 2);
   float spread_out = 1.0f;
-  for (; warps_n > 1; warps_n /= 2) spread_out += 0.12f;
-  const float sums = traits.tokens <= 2 ? 1.0f : 2.5f;
-  return tiles * steps * spread_out + sums * p.most_tiles + 4.0f * ((p.most_tiles + p.pass_tiles - 1) / p.pass_tiles);
+  for (; warps_n > 1; warps_n /= 2) spread_out += half ? 0.06f : 0.2f;
+  const float pair = p.cluster_shift == 0 ? 0.0f : traits.bits >= 5 ? 1.0f : 2.0f;
+  const float x = 0.08f * static_cast<float>((steps << p.warps_k_shift) * traits.tokens);
+  return tiles * steps * spread_out + 3.0f * p.most_tiles + x + pair;
 }
 
-// How the work is spread, in p: the smallest cluster that holds x, and the cheapest split in it, or as it is forced.
-// The bytes of shared memory, or 0 when nothing fits.
+// Whether a product is so small that its time is that of one launch after the other. Pairs of blocks then ask for
+// weights as early as they can, and let the next launch begin when they have asked for most of theirs: it is to fill
+// the time in which this one ends. Larger ones ask for little early, since x would stand in line behind it, and let the
+// next launch begin at once. Measured on an H200, us: 4096 x 4096, one row, W1 3.4 and 3.1, W4 4.2 and 3.9; but 8192 x
+// 8192, W4 10.4 and 11.8.
+inline bool is_small(const Traits& traits, const Problem& p) {
+  return traits.warps == 8 && !traits.is_float && traits.bits <= 4 && megabytes(p, traits.bits) <= 10 &&
+         p.steps * p.m <= 64;
+}
+
+// How the work is spread, in p: the cheapest split, or as it is forced. The bytes of shared memory, or 0 when nothing
+// fits.
 inline int spread(const Traits& traits, Problem& p, const Launch& launch) {
+  const Split& forced = launch.forced;
+  if (forced.parts && (forced.warps != traits.warps || forced.row_tiles * forced.parts != traits.warps)) return 0;
   // Clusters came with compute capability 9.0, like launches that overlap.
-  const int most_cluster_shift = launch.overlap ? 1 : 0;
-  for (int cluster_shift = 0; cluster_shift <= most_cluster_shift; ++cluster_shift) {
-    if (!launch.clusters[cluster_shift]) continue;
-    const Split& forced = launch.forced;
-    if (forced.parts && (forced.blocks != 1 << cluster_shift || forced.warps != traits.warps ||
-                         forced.row_tiles * forced.parts != traits.warps))
-      continue;
-    Problem best{};
-    float best_price = 0.0f;
-    int bytes = 0;
+  const bool pairs = launch.overlap && launch.clusters[1], small = !forced.parts && pairs && is_small(traits, p);
+  Problem best{};
+  float best_price = 0.0f;
+  int bytes = 0;
+  for (int cluster_shift = pairs; cluster_shift >= 0; --cluster_shift) {
+    if (!launch.clusters[cluster_shift] || (forced.parts && forced.blocks != 1 << cluster_shift)) continue;
+    if (small && bytes) break;
     for (int warps_k_shift = 0; (1 << warps_k_shift) <= traits.warps; ++warps_k_shift) {
       if (forced.parts && forced.parts != 1 << warps_k_shift) continue;
       Problem found = p;
@@ -89,11 +109,18 @@ inline int spread(const Traits& traits, Problem& p, const Launch& launch) {
       if (bytes && price >= best_price) continue;
       best = found, bytes = need, best_price = price;
     }
-    if (!bytes) continue;
-    p = best;
-    return bytes;
   }
-  return 0;
+  if (!bytes) return 0;
+  p = best;
+  if (forced.parts) {
+    p.early = forced.early, p.next_after = forced.next_after;
+  } else if (small && p.cluster_shift) {
+    p.early = 8, p.next_after = 6;
+  } else {
+    // Why two: 5 and 6 bits bring one row tile at a time there. 8192 x 8192, W5 12.5 and 11.9 us, W6 14.2 and 13.8.
+    p.early = traits.warps > 8 && traits.rows == 1 && traits.bits <= 6 ? 2 : 1, p.next_after = 0;
+  }
+  return bytes;
 }
 
 }  // namespace lowbit::decode

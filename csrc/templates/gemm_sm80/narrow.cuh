@@ -63,8 +63,7 @@ struct Helper {
             ring.sums(place.index) + unit * (narrow::kSumBytes<Stage> * narrow::kSumsOfStep<Stage>), lane, factor,
             p.group_fragments > 0);
       }
-      __syncwarp();
-      if (lane == 0) ptx::arrive(ring.summed(place.index));
+      ptx::arrive(ring.summed(place.index));  // each lane for what it stored
     }
     place.next();
   }
@@ -120,7 +119,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) multiply_narrow(const __gri
     helper.start();
   } else if (warp < 3 && lane == 0) {
     const uint32_t first = warp == 0 ? ring.full(0) : warp == 1 ? ring.summed(0) : ring.empty(0);
-    const int arrivals = warp == 0 ? Tile::kCopiers : warp == 1 ? Helper::kSummers : Tile::kWarps;
+    const int arrivals = warp == 0 ? Tile::kCopiers : warp == 1 ? 32 * Helper::kSummers : Tile::kWarps;
 #pragma unroll 1
     for (int i = 0; i < ring.depth; ++i) ptx::arrivals_init(first + 8 * i, arrivals);
   }

@@ -158,8 +158,7 @@ __device__ __forceinline__ void add_up_x(const Problem& p, int stages, uint32_t 
                                         to + unit_of_stage * (narrow::kSumBytes<Stage> * narrow::kSumsOfStep<Stage>),
                                         lane, factor, p.group_fragments > 0);
     }
-    __syncwarp();
-    if (lane == 0) ptx::arrive(ring.summed(place.index));
+    ptx::arrive(ring.summed(place.index));  // each lane for what it stored
   }
 }
 
