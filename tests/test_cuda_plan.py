@@ -60,15 +60,30 @@ def test_what_was_measured_to_be_faster_is_tried_first(native, m, n, k, tokens):
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4])
 def test_few_rows_are_those_of_decode(native, m):
-    assert chosen(native, m, 8192, 8192) == (DECODE, {1: 1, 2: 2}.get(m, 4))
+    assert chosen(native, m, 8192, 8192, 2) == (DECODE, {1: 1, 2: 2}.get(m, 4))
 
 
-@pytest.mark.parametrize("bits, family", [(1, SM90), (2, SM90), (3, DECODE), (8, DECODE)])
-def test_few_rows_of_many_k_take_a_tile_by_which_x_passes(native, bits, family):
-    assert chosen(native, 4, 4096, 14336, bits)[0] == family
-    for m in (1, 2, 3):
-        assert chosen(native, m, 4096, 14336, bits)[0] == DECODE
-        assert chosen(native, m, 5120, 27648, bits)[0] == (DECODE if m == 2 else SM90)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "bits", "tile"),
+    [
+        (4, 8192, 8192, 4, (SM90, 8)),  # 10.4 us, by n4 11.2
+        (4, 4096, 4096, 8, (SM90, 8)),  # 5.5 us, by n4 6.2
+        (1, 4608, 3584, 8, (SM90, 8)),  # 6.5 us, by n1 7.6
+        (1, 4608, 3584, 4, (DECODE, 1)),
+        (1, 4096, 4096, 3, (DECODE, 4)),  # 4.0 us, by n1 4.3
+        (4, 28672, 4096, 8, (DECODE, 4)),  # 30.7 us, by n8 31.8
+    ],
+)
+def test_few_rows_take_the_family_that_was_measured_to_be_faster(native, m, n, k, bits, tile):
+    assert chosen(native, m, n, k, bits) == tile
+
+
+@pytest.mark.parametrize("bits", [1, 3, 4, 8])
+def test_few_rows_of_many_k_take_a_tile_by_which_x_passes(native, bits):
+    assert chosen(native, 4, 4096, 14336, bits)[0] == SM90
+    for m in (1, 2):
+        assert chosen(native, m, 4096, 14336, bits)[0] == chosen(native, m, 5120, 27648, bits)[0] == DECODE
+    assert chosen(native, 3, 5120, 27648, bits)[0] == (DECODE if bits <= 3 else SM90)
 
 
 def test_up_to_16_rows_no_weight_is_rounded(native):

@@ -139,7 +139,7 @@ constexpr Split split_of(const SplitQuestion& q) {
   Split best{q.warps, 1, 1, narrow::early_stages(q.bits), q.warps, 0};
   int64_t least = dealt_cost(q) + (dealt_in_parts(q) ? kAddCost : 0);
   if (half) {
-    if (q.bits * q.tiles * q.steps >= 1 << 18 || (q.tokens > 8 && q.steps > 80)) return {};
+    if (q.bits * q.tiles * q.steps >= 1 << 18 || q.steps > (q.tokens > 8 ? 80 : 128)) return {};
     best = {}, least = INT64_MAX;
   }
   for (int blocks = 2; blocks >= 1; --blocks)
@@ -213,22 +213,33 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
   return cost.start + std::max(work, memory_us(q)) + (dealt.in_parts() ? cost.parts : 0.0f);
 }
 
+// Whether n8 takes an integer product of up to 4 rows that decode holds: where its blocks take half of a
+// multiprocessor, few steps or 4 bits with 3 and 4 rows, and many k. Measured on an H200, us, n4 and n8 at 4 rows: 4096
+// x 4096 W4 4.6 and 4.3, W8 6.2 and 5.5; 8192 x 8192 W4 11.2 and 10.4, W1 7.3 and 8.0, W8 18.9 and 19.1; 8192 x 28672
+// W4 34.0 and 32.7, W2 22.7 and 26.1; at one row n1 and n8, 4608 x 3584 W8 7.6 and 6.5.
+constexpr bool prefers_n8(const Question& q) {
+  const int64_t tiles = (q.n + 15) / 16, steps = (q.k + 127) / 128, work = tiles * steps;
+  const bool half = split_of({tiles, steps, 8, q.bits, 8, q.clusters, ~0u}).row_tiles > 0;
+  if (q.m <= 2) return half && q.bits == 8 && work <= 12 * 1024;
+  if (half && (q.bits == 4 || work <= (q.bits == 8 ? 14 : 8) * 1024)) return true;
+  return q.n <= 8192 && steps >= 100 && (q.bits >= 4 || (q.m == 4 && steps <= 128));
+}
+
 // What a tile of family decode that holds the product takes, beside the others: less than any of gemm_sm90 takes, or
 // more where one of these is faster. Mostly the smallest tile is the fastest, within 1% on average of n1, n2, n4 and n8
-// (benchmarks/results/nvidia-h200/tiles_of_few_rows_20261122.json: 15 shapes, 1 to 4 rows of x, fp16, group 128); the
-// exceptions are those below. A model of how the work is spread was off by 6 to 10%, more than they cost.
+// for integers (benchmarks/results/nvidia-h200/tiles_of_few_rows_20261123_2.json: 15 shapes, 1 to 4 rows of x, fp16,
+// group 128); the exceptions are those below. A model of times was off by 8%, and chose no better.
 constexpr float decode_rank(int tokens, const Question& q) {
   const float rank = 0.01f * static_cast<float>(tokens), last = kLast + rank * 1e5f;
-  // Few row tiles have many k: all of x is in shared memory, and k is split too little to fill the device. Measured:
-  // 5120 x 27648, W4, 1, 3 and 4 rows 25.7, 24.3 and 27.6 us, by n8 23.0; 4096 x 14336, W1, 4 rows 10.0 and 8.8 us.
-  const bool long_rows = q.k >= 24 * 1024 || (q.bits <= 2 && q.m == 4 && q.k >= 12 * 1024);
-  if (q.n <= 5120 && long_rows && (q.m != 2 || q.is_float)) return last;
+  // Few row tiles have many k: all of x is in shared memory, and k is split too little to fill the device.
+  if (q.is_float ? q.n <= 5120 && (q.k >= 24 * 1024 || (q.bits <= 2 && q.m == 4 && q.k >= 12 * 1024)) : prefers_n8(q))
+    return last;
   if (q.k % 8192 == 0) return rank;
   // Floats of 4 bits: 28672 x 4096, 1 row 22.7 us, by n8 20.3; 4096 x 4096 6.2 and 6.2, but by n4 5.7; 8192 x 8192 13.1
   // and 13.5.
   if (q.is_float && q.bits == 4) return q.n * q.k > 4096 * 4096 ? last : tokens == 4 ? 0.0f : rank;
-  // Codes of 3 bits, by n1, n2 and n4: 4096 x 4096, 1 row 4.9, 4.6 and 4.2 us; 55296 x 5120 42, 36 and 35; 8192 x 8192
-  // 9.5, 9.5 and 9.7.
+  // Codes of 3 bits, by n1, n2 and n4: 4096 x 4096, 1 row 4.3, 4.1 and 4.0 us; 55296 x 5120 35.1, 31.8 and 31.0; but
+  // 8192 x 8192 8.5, 8.9 and 9.2.
   return q.bits == 3 && tokens == 4 ? 0.0f : rank;
 }
 
