@@ -77,9 +77,10 @@ struct Stage {
   static constexpr int kBytes = (kX + kCodes + kScales * (kZeros ? 2 : 1) + 1023) / 1024 * 1024;      // swizzles repeat
   static constexpr int kSums = kSteps * Tile::kTokens * (kZeros ? 4 : 8) * (kFine ? 8 : 1);  // of x: narrow/x_sums.cuh
   static constexpr int kTable = Weight::kCodebook ? kTableBytes : 0;
-  // What helpers make of scales and zeros: narrow/groups.cuh.
-  static constexpr bool kMakes = kNarrow && !Weight::kCodebook;
-  static constexpr int kGroups = kMakes ? Tile::kRowTiles * kSteps * (kFine ? 4 : 1) * (kZeros ? 128 : 64) : 0;
+  // What helpers make of scales and zeros: narrow/groups.cuh. Why only of fine groups: what a worker saves, once in 128
+  // k, is less than what it costs that sums of x are there later.
+  static constexpr bool kMakes = kNarrow && kFine && !Weight::kCodebook;
+  static constexpr int kGroups = kMakes ? Tile::kRowTiles * kSteps * 4 * (kZeros ? 128 : 64) : 0;
   static constexpr int kGroupsAt = kCodes + kScales * (kZeros ? 2 : 1);
   static constexpr int kWeights = (kGroupsAt + kGroups + 1023) / 1024 * 1024;
   static constexpr int kXAt = kNarrow ? kWeights : 0, kCodesAt = kNarrow ? 0 : kX;
