@@ -227,7 +227,7 @@ constexpr bool prefers_n8(const Question& q) {
 
 // What a tile of family decode that holds the product takes, beside the others: less than any of gemm_sm90 takes, or
 // more where one of these is faster. Mostly the smallest tile is the fastest, within 1% on average of n1, n2, n4 and n8
-// for integers (benchmarks/results/nvidia-h200/tiles_of_few_rows_20261123_2.json: 15 shapes, 1 to 4 rows of x, fp16,
+// for integers (benchmarks/results/nvidia-h200/tiles_of_few_rows_20261123.json: 15 shapes, 1 to 4 rows of x, fp16,
 // group 128); the exceptions are those below. A model of times was off by 8%, and chose no better.
 constexpr float decode_rank(int tokens, const Question& q) {
   const float rank = 0.01f * static_cast<float>(tokens), last = kLast + rank * 1e5f;
