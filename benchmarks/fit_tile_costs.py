@@ -22,14 +22,19 @@ from native.build import load
 BYTES_PER_US = 4.3e6
 SMALLEST = 8  # tokens of a tile of family gemm_sm90; those of decode have no costs
 BLOCKS = {256: 66}  # pairs of blocks; of other tiles 132 blocks
+NARROW = 16  # tokens of the largest tile whose warps may share K: a set of constants for blocks of 8 and of 16 warps
 
 
 def work_of(native, tile: int, bits: int, m: int, n: int, k: int) -> tuple[int, float, bool, float]:
     """Steps of the busiest worker and of all on average, whether tasks are in parts, and microseconds of memory."""
-    rows, most = 256 if tile <= 16 or tile == 256 else 128, BLOCKS.get(tile, 132)
+    memory = n * k * (bits + 0.125) / 8 / BYTES_PER_US
+    if tile <= NARROW:
+        _, work, in_parts = native.narrow_work(-(-n // 16), -(-k // 128), tile, bits, [132, 66])
+        return work, 0.0, in_parts, memory
+    rows, most = 256 if tile == 256 else 128, BLOCKS.get(tile, 132)
     tasks, steps = -(-n // rows) * -(-m // tile), -(-k // 128)
-    _, _, _, _, in_parts, longest, *_ = native.deal(tasks, steps, most, tile > 16)
-    return longest, tasks * steps / most, bool(in_parts), n * k * (bits + 0.125) / 8 / BYTES_PER_US
+    _, _, _, _, in_parts, longest, *_ = native.deal(tasks, steps, most, True)
+    return longest, tasks * steps / most, bool(in_parts), memory
 
 
 def predict(x, bits, longest, average, in_parts, memory):
@@ -38,7 +43,13 @@ def predict(x, bits, longest, average, in_parts, memory):
     return x[0] + work + in_parts * x[1]
 
 
-def fit(native, tile: int, rows: list) -> np.ndarray:
+def kind_of(native, tile: int, bits: int, n: int, k: int) -> tuple[int, int]:
+    """A tile and the warps of its blocks, which matter where they may share K."""
+    return tile, native.narrow_work(-(-n // 16), -(-k // 128), tile, bits, [132, 66])[0] if tile <= NARROW else 0
+
+
+def fit(native, kind: tuple[int, int], rows: list) -> np.ndarray:
+    tile, warps = kind
     numbers = [(int(t[3:]), *work_of(native, tile, int(t[3:]), m, n, k)) for t, n, k, m, _, _ in rows]
     bits, longest, average, in_parts, memory = map(np.array, zip(*numbers, strict=True))
     us = np.array([row[-1] for row in rows])
@@ -55,7 +66,8 @@ def fit(native, tile: int, rows: list) -> np.ndarray:
     steps = ", ".join(f"{step:.2f}f" for step in found[3:])
     start, parts, hot = found[:3]
     fitted = f"start {start:.1f}, parts {parts:.1f}, hot {hot:.2f}, step {{{steps}}}"
-    print(f"n{tile}: {fitted}; {len(us)} products, off by {off.std():.3f}")
+    blocks = f" of {warps} warps" if warps else ""
+    print(f"n{tile}{blocks}: {fitted}; {len(us)} products, off by {off.std():.3f}")
     return found
 
 
@@ -66,16 +78,20 @@ def main(files: list[str]) -> int:
         again = {row[4] for row in more}
         rows = [row for row in rows if row[4] not in again] + more
     rows = [row for row in rows if row[4] >= SMALLEST]
-    native, by_tile, measured = load("deal_math"), defaultdict(list), defaultdict(dict)
+    native, by_kind, measured = load("deal_math"), defaultdict(list), defaultdict(dict)
     for row in rows:
-        by_tile[row[4]].append(row)
-        measured[tuple(row[:4])][row[4]] = row[5]
-    costs = {tile: fit(native, tile, by_tile[tile]) for tile in sorted(by_tile)}
+        dtype, n, k, _, tile, us = row
+        by_kind[kind_of(native, tile, int(dtype[3:]), n, k)].append(row)
+        measured[tuple(row[:4])][tile] = us
+    costs = {kind: fit(native, kind, by_kind[kind]) for kind in sorted(by_kind)}
     lost = []
     for (dtype, n, k, m), times in measured.items():
         if len(times) > 1:
             bits = int(dtype[3:])
-            guess = {t: predict(costs[t], bits, *work_of(native, t, bits, m, n, k)) for t in times}
+            guess = {
+                t: predict(costs[kind_of(native, t, bits, n, k)], bits, *work_of(native, t, bits, m, n, k))
+                for t in times
+            }
             lost.append((times[min(guess, key=guess.get)] / min(times.values()) - 1, dtype, n, k, m))
     share = sum(one[0] < 0.05 for one in lost) / len(lost)
     print(

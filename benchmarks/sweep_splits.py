@@ -61,7 +61,7 @@ def splits_of_decode() -> list[Split]:
     return [
         (warps // parts, parts, blocks, early, warps, after)
         for warps in (8, 16)
-        for parts in (warps, warps // 2, warps // 4)
+        for parts in (warps, warps // 2, warps // 4, warps // 8)
         for blocks in (1, 2)
         for early, after in ways
     ]

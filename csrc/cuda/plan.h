@@ -185,20 +185,32 @@ constexpr NarrowCost kNarrowCosts[] = {
     {16, 16, 3.2f, 2.2f, {0.45f, 0.49f, 0.54f, 0.56f, 0.66f, 0.69f, 0.78f, 0.82f}},
 };
 
-constexpr float narrow_us(const Question& q, int tokens) {
-  float found = kLast;
-  for (const NarrowCost& cost : kNarrowCosts) {
-    const SplitQuestion split_question{(q.n + 15) / 16, (q.k + 127) / 128, tokens, q.bits, cost.warps, q.clusters, ~0u};
-    // Of both, blocks of 8 warps are tried first (gemm_sm90.cuh); they have no kernels for fine groups.
-    if (cost.tokens != tokens || found < kLast || (q.fine() && cost.warps < narrow::kMostWorkers)) continue;
-    const Split split = split_of(split_question);
+// What a product is by the split that it runs with: blocks of 8 warps come first (gemm_sm90.cuh), which have no kernels
+// for fine groups; work: in steps of 16 row tiles.
+struct NarrowWork {
+  int warps;
+  float work;
+  bool in_parts;
+};
+constexpr NarrowWork narrow_work(int64_t tiles, int64_t steps, int tokens, int bits, bool fine, const int* clusters) {
+  for (int warps = fine ? 16 : 8;; warps = 16) {
+    const SplitQuestion q{tiles, steps, tokens, bits, warps, clusters, ~0u};
+    const Split split = split_of(q);
     if (split.row_tiles == 0) continue;
-    const bool dealt = split.row_tiles == narrow::kMostWorkers;
-    const auto work = static_cast<float>(dealt ? dealt_cost(split_question) : split_cost(split, split_question)) / 16;
-    found = cost.start + std::max(work * cost.step[q.bits - 1] * extra_work(q, tokens), memory_us(q)) +
-            (dealt && dealt_in_parts(split_question) ? cost.parts : 0.0f);
+    const bool dealt = split.row_tiles == narrow::kMostWorkers && split.parts * split.blocks == 1;
+    return {warps, static_cast<float>(dealt ? dealt_cost(q) : split_cost(split, q)) / 16, dealt && dealt_in_parts(q)};
   }
-  return found;
+}
+
+constexpr float narrow_us(const Question& q, int tokens) {
+  if (q.clusters[0] < 1) return kLast;
+  const NarrowWork found = narrow_work((q.n + 15) / 16, (q.k + 127) / 128, tokens, q.bits, q.fine(), q.clusters);
+  for (const NarrowCost& cost : kNarrowCosts) {
+    if (cost.tokens != tokens || cost.warps != found.warps) continue;
+    const float work = found.work * cost.step[q.bits - 1] * extra_work(q, tokens);
+    return cost.start + std::max(work, memory_us(q)) + (found.in_parts ? cost.parts : 0.0f);
+  }
+  return kLast;
 }
 
 constexpr float gemm_us(const Question& q, const TileCost& cost) {
