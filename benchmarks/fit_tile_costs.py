@@ -2,13 +2,11 @@
 
     python benchmarks/fit_tile_costs.py benchmarks/results/nvidia-h200/tiles_20261122.json
 
-Of several files the last one that has times of a tile counts for it.
 Needs numpy and scipy, and a C++ compiler (the workers' shares are those of csrc/templates/deal.cuh itself).
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -16,11 +14,13 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from native.build import load
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+from measured_tiles import rows_of  # noqa: E402
+
+from native.build import load  # noqa: E402
 
 BYTES_PER_US = 4.3e6
-SMALLEST = 8  # tokens of a tile of family gemm_sm90; those of decode have no costs
 BLOCKS = {256: 66}  # pairs of blocks; of other tiles 132 blocks
 NARROW = 16  # tokens of the largest tile whose warps may share K: a set of constants for blocks of 8 and of 16 warps
 
@@ -72,12 +72,7 @@ def fit(native, kind: tuple[int, int], rows: list) -> np.ndarray:
 
 
 def main(files: list[str]) -> int:
-    rows = []
-    for file in files:
-        more = json.loads(Path(file).read_text())["rows"]
-        again = {row[4] for row in more}
-        rows = [row for row in rows if row[4] not in again] + more
-    rows = [row for row in rows if row[4] >= SMALLEST]
+    rows = rows_of(files)
     native, by_kind, measured = load("deal_math"), defaultdict(list), defaultdict(dict)
     for row in rows:
         dtype, n, k, _, tile, us = row

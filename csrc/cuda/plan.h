@@ -171,18 +171,19 @@ constexpr float extra_work(const Question& q, int tokens) {
 }
 
 // The same of n8 and n16, by split_cost: us = start + work + parts, work a step for 16 row tiles x 128 k of split_cost,
-// no less than memory takes. Fitted to the products that split_of chooses among those of
-// benchmarks/results/nvidia-h200/sweep_splits_20261123.json, off by 3 to 5% (root of mean square), 14% at worst.
+// no less than memory takes. From benchmarks/results/nvidia-h200/tiles_of_few_rows_20261123_2.json (15 shapes, int1 to
+// int8): off by 3 to 4% (root of mean square); of n8, n16 and n32 the tile with the least is 0.3% slower than the
+// fastest one on average, 12% at worst.
 struct NarrowCost {
   int tokens, warps;
   float start, parts;
   float step[8];  // by bits, from 1
 };
 constexpr NarrowCost kNarrowCosts[] = {
-    {8, 8, 2.0f, 0.0f, {0.32f, 0.36f, 0.45f, 0.45f, 0.59f, 0.63f, 0.70f, 0.72f}},
-    {8, 16, 3.1f, 2.4f, {0.35f, 0.37f, 0.45f, 0.45f, 0.58f, 0.61f, 0.66f, 0.68f}},
-    {16, 8, 2.0f, 0.0f, {0.42f, 0.48f, 0.53f, 0.55f, 0.64f, 0.67f, 0.78f, 0.83f}},
-    {16, 16, 3.2f, 2.2f, {0.45f, 0.49f, 0.54f, 0.56f, 0.66f, 0.69f, 0.78f, 0.82f}},
+    {8, 8, 1.8f, 0.0f, {0.34f, 0.37f, 0.47f, 0.41f, 0.58f, 0.67f, 0.68f, 0.68f}},
+    {8, 16, 3.2f, 2.1f, {0.31f, 0.32f, 0.45f, 0.46f, 0.60f, 0.71f, 0.74f, 0.75f}},
+    {16, 8, 1.9f, 0.0f, {0.44f, 0.46f, 0.54f, 0.55f, 0.64f, 0.68f, 0.75f, 0.75f}},
+    {16, 16, 3.6f, 1.5f, {0.41f, 0.43f, 0.51f, 0.50f, 0.62f, 0.70f, 0.70f, 0.70f}},
 };
 
 // What a product is by the split that it runs with: blocks of 8 warps come first (gemm_sm90.cuh), which have no kernels
@@ -234,7 +235,7 @@ constexpr bool prefers_n8(const Question& q) {
   const bool half = split_of({tiles, steps, 8, q.bits, 8, q.clusters, ~0u}).row_tiles > 0;
   if (q.m <= 2) return half && q.bits == 8 && work <= 12 * 1024;
   if (half && (q.bits == 4 || work <= (q.bits == 8 ? 14 : 8) * 1024)) return true;
-  return q.n <= 8192 && steps >= 100 && (q.bits >= 4 || (q.m == 4 && steps <= 128));
+  return steps >= 100 && q.n <= 8192 && (q.bits >= 4 || (q.m == 4 && (steps <= 128 || q.n <= 5120)));
 }
 
 // What a tile of family decode that holds the product takes, beside the others: less than any of gemm_sm90 takes, or

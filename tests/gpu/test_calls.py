@@ -16,7 +16,7 @@ from .products import FLOATS, assert_right, bias_for
 pytestmark = needs_kernels
 
 #: Rows of x and the kernel that they go to on an H200, with an int4 weight of 8192 x 8192.
-CHOICE = [(1, "decode_n1"), (2, "decode_n2"), (3, "decode_n4"), (4, "decode_n4")]
+CHOICE = [(1, "decode_n1"), (2, "decode_n2"), (3, "gemm_sm90_n8"), (4, "gemm_sm90_n8"), (8, "gemm_sm90_n8")]
 CHOICE += [(24, "gemm_sm90_n32"), (40, "gemm_sm90_n48"), (64, "gemm_sm90_n64"), (96, "gemm_sm90_n96")]
 CHOICE += [(128, "gemm_sm90_n128"), (1024, "gemm_sm90_n256")]
 
@@ -32,12 +32,13 @@ def test_any_number_of_tokens(dtype, act):
 @pytest.mark.parametrize("m, chosen", CHOICE)
 def test_number_of_tokens_chooses_the_kernel(m, chosen):
     major, minor = torch.cuda.get_device_capability()
-    if m > 4 and (major, minor) != (9, 0):
-        chosen = f"gemm_sm80_n{min(tile for tile in (8, 16, 32, 48, 64, 96, 128) if tile >= min(m, 128))}"
+    if m > 2 and (major, minor) != (9, 0):
+        least = min(tile for tile in (8, 16, 32, 48, 64, 96, 128) if tile >= min(m, 128))
+        chosen = "decode_n4" if m <= 4 else f"gemm_sm80_n{least}"
     weight, x = oracle.make("int4", (8192, 8192)), oracle.normal(m, 8192, dtype=torch.float16)
     device = device_of(torch.cuda.current_device())
     planned = candidates(weight.pw.scheme, "float16", m, *weight.pw.shape, device)
-    assert planned[0].name == f"w4a16_{chosen}" and (planned[0].us is None) == (m <= 4)
+    assert planned[0].name == f"w4a16_{chosen}" and (planned[0].us is None) == ("decode" in chosen)
     table = lowbit.info(weight.pw)["plan for x float16"]
     assert m not in table or table[m] == planned
     launched = kernels_launched(lambda: lowbit.matmul(x, weight.pw))

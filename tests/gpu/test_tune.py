@@ -70,7 +70,7 @@ def use(name: str, least: int, most: int, problem: Problem = INT4) -> None:
     tuned.use(device_of(0), {problem: {(least, most): {name: 1.0}}})
 
 
-@pytest.mark.parametrize("m, tokens", [(3, 8), (5, 64), (20, 96), (64, 48), (100, 256), (700, 64)])
+@pytest.mark.parametrize("m, tokens", [(3, 16), (5, 64), (20, 96), (64, 48), (100, 256), (700, 64)])
 def test_the_tuned_kernel_runs_and_is_right(seen, m, tokens):
     name, one, x = row_of("int4", torch.float16, "gemm_sm90", tokens)["name"], weight(), x_of(m)
     lowbit.matmul(x, one.pw)
