@@ -1,5 +1,5 @@
 """Times the ways in which kernels for few rows of x may share K (``struct Split`` of csrc/args.h), beside the plan's:
-n8 and n16 of family gemm_sm90, n1, n2 and n4 of decode. What the rules of csrc/cuda/plan.h (split_of) and of
+n8 and n16 of family gemm_sm90, n1, n2 and n4 of decode. What the rules of csrc/cuda/split.h and of
 csrc/templates/decode/spread.cuh are made from.
 
     python benchmarks/sweep_splits.py --types int2,int4,int8 --tiles 8,16 --shapes 8192x8192,4096x4096

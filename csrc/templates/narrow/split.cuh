@@ -7,7 +7,7 @@
 //
 // Sums of parts of K meet in shared memory at the end. Why: there are then as many blocks as the device runs at once,
 // of whole tasks, and no second kernel adds up sums of parts. Why blocks too: a block reads x of all its k, and all of
-// x for few rows is more than the last cache brings in time. Which split a product has is the plan's (cuda/plan.h).
+// x for few rows is more than the last cache brings in time. Which split a product has is the plan's (cuda/split.h).
 // Plain arithmetic that compiles for the host too.
 #pragma once
 #include <cstdint>
