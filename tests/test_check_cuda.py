@@ -121,6 +121,15 @@ def test_kernels_that_must_be_alone_are_told_by_their_names():
     assert bounds(resident.format(1)) == [(512, 128)] and bounds(resident.format(0)) == bounds(OTHER) == []
 
 
+def test_two_blocks_of_half_a_multiprocessor_fit_and_are_told_by_their_names():
+    half = NARROW.replace("TileILi16E", "TileILi16ELi8E")
+    ((names, (shared, threads)),) = check_cuda.HALVES.items()
+    assert names.match(half) and not names.match(half.replace("ELi8E", "ELi16E"))
+    taken = check_cuda.constant(shared) + 1024
+    assert taken > 1024 and not list(check_cuda.usage_problems(80, 0, taken, threads))
+    assert "takes 33792 registers" in next(check_cuda.usage_problems(81, 0, taken, threads))
+
+
 def test_a_kernel_that_adds_up_parts_needs_no_weight_above_its_wait():
     code = replaced("LDGSTS.E.BYPASS.128")
     for name in check_cuda.ADDS:

@@ -60,6 +60,8 @@ ALONE = {
     re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(32|48|64|96|128)E"): Alone("kSharedAlone", 384, 168),
     re.compile("_ZN6lowbit9gemm_sm9014multiply_large"): Alone("kSharedAlone", 384, 168),
 }
+#: Kernels without launch bounds that leave room for a second block: their shared memory and threads, as of Alone.
+HALVES = {re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(8|16)ELi8E"): ("kSharedHalf", 384)}
 #: Mangled names of kernels that are launched with the programmatic attribute; of those that bring weights and x as
 #: boxes of tensors; of those that read no weight and have no dynamic shared memory.
 OVERLAPS = ("_ZN6lowbit6decode", "_ZN6lowbit9gemm_sm80", "_ZN6lowbit9gemm_sm90")
@@ -67,6 +69,7 @@ BOXES = ("_ZN6lowbit9gemm_sm908multiply", "_ZN6lowbit9gemm_sm9014multiply_large"
 ADDS = ("_ZN6lowbit9gemm_sm809add_parts", "_ZN6lowbit9gemm_sm909add_parts")
 #: Targets such as "90a" that kernels run on, where those are not all.
 RUNS_ON = {
+    re.compile(BOXES[0] + ".*TileILi(8|16)ELi8E"): re.compile("90a"),  # in half of a multiprocessor
     re.compile(BOXES[0] + ".*TileILi(8|16)E"): re.compile(r"(9|10|11)\d[af]?"),
     re.compile(BOXES[0] + ".*TileILi(32|48|64|96|128)E"): re.compile("90a"),
     re.compile(BOXES[1]): re.compile("90a"),
@@ -210,6 +213,10 @@ def problems(path: Path, cuobjdump: str) -> tuple[int, list[str]]:
                 threads[name] = prod(int(size, 16) for size in sizes)
         for name, registers, stack, shared, local in _USAGE.findall(usage):
             count += 1
+            if half := next((half for names, half in HALVES.items() if names.match(name)), None):
+                taken = int(shared) + constant(half[0])
+                report(arch, name, usage_problems(int(registers), int(stack) + int(local), taken, half[1]))
+                continue
             if bounds := next((bounds for names, bounds in ALONE.items() if names.match(name)), None):
                 taken = int(shared) + constant(bounds.shared)
                 report(arch, name, alone_problems(int(registers), int(stack) + int(local), taken, bounds.on(arch)))
