@@ -20,7 +20,7 @@ INT4 = Problem("int4", "float16", 8192, 8192, 128, "none")
 UINT3 = Problem("uint3", "bfloat16", 4096, 14336, -1, "whole")
 TABLE = {
     INT4: {
-        (9, 16): {"w4a16_gemm_sm90_n16": 13.9, "w4a16_gemm_sm90_n32": 14.2},
+        (9, 16): {"w4a16_gemm_sm90_n32": 13.9, "w4a16_gemm_sm90_n16": 14.2},  # by the plan n16 is first
         (17, 32): {"w4a16_gemm_sm90_n48": 15.0},
     },
     UINT3: {(1, 1): {"wu3ab16_decode_n1": 8.25}},
@@ -206,18 +206,18 @@ def test_tables_that_ship_are_used_and_those_of_the_machine_before_them(process)
     process.write_text(cache.render(shipped, device="NVIDIA H200"))
     cache.add(H, {INT4: {(9, 16): TABLE[INT4][9, 16]}})
     before = first(9), first(33)
-    assert before[0] == "w4a16_gemm_sm90_n32"
+    assert before[0] == "w4a16_gemm_sm90_n16"
     tuned.load(0)
     assert (first(9), first(16), first(17), first(33)) == (
-        "w4a16_gemm_sm90_n16",
-        "w4a16_gemm_sm90_n16",
+        "w4a16_gemm_sm90_n32",
+        "w4a16_gemm_sm90_n32",
         "w4a16_gemm_sm90_n96",
         before[1],
     )
     assert tuned.counts() == (1, 1) and tuned.known(H200) == {INT4: {(9, 16): TABLE[INT4][9, 16]}}
     assert tuned.times(INT4, H200, 12) == TABLE[INT4][9, 16] and tuned.times(INT4, H200, 33) == {}
     found = {c.name: c.measured for c in tuned.candidates(INT4.scheme, "float16", 12, 8192, 8192, H200)}
-    assert found["w4a16_gemm_sm90_n16"] == 13.9 and found["w4a16_gemm_sm90_n48"] is None
+    assert found["w4a16_gemm_sm90_n32"] == 13.9 and found["w4a16_gemm_sm90_n48"] is None
     tuned.use(H200, {INT4: {(9, 16): {"w4a16_gemm_sm90_n8": 1.0, "w4a16_gemm_sm90_n48": 2.0}}})
     assert first(12) == "w4a16_gemm_sm90_n64", "a kernel that can't hold the product is passed over"
     tuned.use(H200, {INT4: {(9, 16): {"w4a16_gemm_sm90_n48": 2.0}}})
@@ -228,10 +228,10 @@ def test_tables_that_ship_are_used_and_those_of_the_machine_before_them(process)
 
 @needs_library
 def test_kernels_that_the_build_lacks_are_left_out_of_tables_that_ship(process):
-    times = {"w4a16_gemm_sm90_n24": 5.0, "w4a16_gemm_sm90_n16": 9.0, "w4a16_gemm_sm90_n32": 10.0}
+    times = {"w4a16_gemm_sm90_n24": 5.0, "w4a16_gemm_sm90_n32": 9.0, "w4a16_gemm_sm90_n16": 10.0}
     process.write_text(cache.render({INT4: {(9, 16): times, (17, 32): {"new": 1.0}}}, device="NVIDIA H200"))
     tuned.load(0)
-    assert first(12) == "w4a16_gemm_sm90_n16" and first(20) == "w4a16_gemm_sm90_n32"
+    assert first(12) == "w4a16_gemm_sm90_n32" and first(20) == "w4a16_gemm_sm90_n32"
     assert tuned.times(INT4, H200, 20) == {}
 
 
@@ -241,7 +241,7 @@ def test_a_damaged_table_that_ships_is_ignored(process, text):
     process.write_text(text)
     with pytest.warns(UserWarning, match="nvidia-h200.json are ignored"):
         tuned.load(0)
-    assert first(12) == "w4a16_gemm_sm90_n32"
+    assert first(12) == "w4a16_gemm_sm90_n16"
 
 
 @needs_library
@@ -280,11 +280,11 @@ def test_the_log_and_the_table_show_what_was_measured(process, monkeypatch):
     from lowbit.autotune.table import plan_table
 
     tuned.use(H200, TABLE)
-    line = log.sentence(log.Product(b"w4a16_gemm_sm90_n16", b"tuned", 3, 1, 12, 8192, 8192, 128, 0, 0, 90, 132, 66))
-    words = "w4a16_gemm_sm90_n16 14.4 us (measured 13.9), the fastest as measured; measured to be slower: "
-    assert words + "w4a16_gemm_sm90_n32 14.4 us (measured 14.2) (+0.3); with times: w4a16_gemm_sm90_n48 17.3" in line
+    line = log.sentence(log.Product(b"w4a16_gemm_sm90_n32", b"tuned", 3, 1, 12, 8192, 8192, 128, 0, 0, 90, 132, 66))
+    words = "w4a16_gemm_sm90_n32 14.4 us (measured 13.9), the fastest as measured; measured to be slower: "
+    assert words + "w4a16_gemm_sm90_n16 13.3 us (measured 14.2) (+0.3); with times: w4a16_gemm_sm90_n48 17.3" in line
     text = str(plan_table(INT4.scheme, "float16", 8192, 8192, H200, [12, 40], measured=True))
-    assert [line.split() for line in text.splitlines()[3:4]] == [["measured", "13.9", "14.2"]]
+    assert [line.split() for line in text.splitlines()[3:4]] == [["measured", "14.2", "13.9"]]
     text = str(plan_table(INT4.scheme, "float16", 8192, 8192, H200, [12, 40]))
     assert "measured" not in text, "a GPU by its name is shown with its plan alone"
 
