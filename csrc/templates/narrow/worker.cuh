@@ -47,7 +47,7 @@ struct Worker {
   static constexpr bool kKeepLane = Ring::kApart && kColumns <= 2 && !kScarce;
   static constexpr bool kKeepOwn = Ring::kApart && kColumns == 1;
   // Whether x of the second half of a step is not to be loaded in the first: registers would not do.
-  static constexpr bool kHalves = Ring::kApart && (kColumns == 4 || (kColumns == 2 && Stage::kBits <= 2 && !kZeros));
+  static constexpr bool kXApart = Ring::kApart && (kColumns == 4 || (kColumns == 2 && Stage::kBits <= 2 && !kZeros));
 
   static __device__ __forceinline__ int parts_of(const Problem& p) {
     if constexpr (Ring::kSplits) return p.ring.split.parts;
@@ -178,7 +178,7 @@ struct Worker {
     Tokens x;
 #pragma unroll
     for (int f = 0; f < 8; ++f) {
-      if (kHalves && f == 4) __syncwarp();
+      if (kXApart && f == 4) __syncwarp();
       if (kColumns > 1 || f % 2 == 0) load_x(x_at, f, x);
       uint32_t a[4];
       decoder.fragment(words, f, a);
