@@ -18,9 +18,20 @@ __device__ __forceinline__ uint4 load_x_chunk(const uint8_t* from, int k, int en
   return {tail[0], tail[1], tail[2], tail[3]};
 }
 
-// All threads of the block bring x to `x`; the caller synchronizes.
+// What a lane does with x of its block: half a warp brings a row of 128 k.
 template <class Tile>
-__device__ __forceinline__ void bring_x(const Position& at, uint32_t x) {
+struct Values {
+  const Position& at;
+  const uint32_t x;
+
+  __device__ Values(const Position& position, uint32_t x_at, uint32_t /*table*/) : at(position), x(x_at) {}
+  __device__ __forceinline__ void ask() const {}
+  __device__ __forceinline__ void bring() const;
+};
+
+// The caller synchronizes.
+template <class Tile>
+__device__ __forceinline__ void Values<Tile>::bring() const {
   const Problem& p = at.p;
   const int first = at.block_step(at.rank), rows = (at.block_step(at.rank + 1) - first) * p.m;
   const float tokens = 1.0f / static_cast<float>(p.m);

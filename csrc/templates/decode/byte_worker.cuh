@@ -20,6 +20,7 @@ template <class Weight, class Act, class Tile, bool Zeros>
 struct ByteWorker {
   using Feed = StageFeed<Weight, Tile, Zeros>;
   using Ring = typename Feed::Ring;
+  using X = Digits<Act, Tile, bytes::kMerged<Weight::kBits>>;
   static constexpr bool kFloat = false;
   static constexpr int kBits = Weight::kBits, kTokens = Tile::kTokens, kRows = Ring::kRows;
   static constexpr int kPhases = 4 / kTokens;  // steps in a product
@@ -32,19 +33,26 @@ struct ByteWorker {
 
   const Position& at;
   const Problem& p;
-  const uint32_t zeros, x, table;  // in shared memory: bytes of 0, digits of x, its exponents and sums
+  const uint32_t zeros;  // in shared memory: bytes of 0
+  uint32_t row, entry;   // where this lane's digits of a slice begin, and its exponents and sums
   int sums[kRows][Parts::kCount][4];
   float total[kRows][2];
 
   __device__ ByteWorker(const Position& position, uint32_t zeros_at, uint32_t x_at, uint32_t table_at)
-      : at(position), p(position.p), zeros(zeros_at), x(x_at), table(table_at) {
+      : at(position), p(position.p), zeros(zeros_at) {
+    const int begin = at.first_step - at.block_step(at.rank), column = at.lane / 4, t = at.lane % 4;
+    entry = table_at + ((begin + scale_phase()) * kTokens + t % kTokens) * kTableBytes;
+    // Why min: tokens that don't exist read the last one; their sums are never stored.
+    const int token = min(column / 2 % kTokens, tokens() - 1);
+    row = x_at + ((begin + read_phase()) * tokens() + token) * kRowBytes + column % 2 * 64 + t * 16;
+    ptx::find_now(row), ptx::find_now(entry);
     clear_sums();
   }
 
-  template <class Between>
-  static __device__ __forceinline__ void bring_x(const Position& at, uint32_t x, uint32_t table, Between between) {
-    bring_digits<Act, Tile, kMerged>(at, x, table, between);
-  }
+  __device__ __forceinline__ int tokens() const { return kTokens == 1 ? 1 : p.m; }
+  // A lane reads x of one phase, and scales that of the token it sums.
+  __device__ __forceinline__ int read_phase() const { return at.lane / 4 / 2 / kTokens; }
+  __device__ __forceinline__ int scale_phase() const { return at.lane % 4 / kTokens; }
 
   __device__ __forceinline__ void clear_sums() {
 #pragma unroll
@@ -179,14 +187,8 @@ struct ByteWorker {
   // place: the stage before the first.
   __device__ __forceinline__ void run_tile(Place& place, Feed& feed) {
     constexpr int kTurn = kPhases > Ring::kSteps ? kPhases : Ring::kSteps;  // steps in which stages and phases meet
-    const int steps = at.end_step - at.first_step, begin = at.first_step - at.block_step(at.rank);
-    const int column = at.lane / 4, t = at.lane % 4;
-    // A lane reads x of one phase, and scales that of the token it sums.
-    const int reads = column / 2 / kTokens, scales = t / kTokens;
-    uint32_t entry = table + ((begin + scales) * kTokens + t % kTokens) * kTableBytes;
-    // Why min: tokens that don't exist read the last one; their sums are never stored.
-    const int token = min(column / 2 % kTokens, p.m - 1);
-    uint32_t row = x + ((begin + reads) * p.m + token) * kRowBytes + column % 2 * 64 + t * 16;
+    const int steps = at.end_step - at.first_step, reads = read_phase(), scales = scale_phase();
+    uint32_t entry = this->entry, row = this->row;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) total[r][0] = total[r][1] = 0.0f;
 
@@ -204,7 +206,7 @@ struct ByteWorker {
           from = reads == i % kPhases ? own : zeros;
         } else {
           from = i == 0 || turn + i < steps ? row : zeros;
-          row += p.m * kRowBytes;
+          row += tokens() * kRowBytes;
         }
         run_step(place.stage, i % Ring::kSteps, from);
         if (i % kPhases != kPhases - 1) continue;
@@ -216,7 +218,7 @@ struct ByteWorker {
         finish(feed.ring + Ring::kDepth * Ring::kStageBytes + slot + in_stage, entry, used);
         entry += kPhases * kTokens * kTableBytes;
         if (kPhases > 1) {
-          row += kPhases * p.m * kRowBytes;
+          row += kPhases * tokens() * kRowBytes;
           own = turn + last + kPhases + reads < steps ? row : zeros;
         }
       }

@@ -27,90 +27,137 @@ __device__ __forceinline__ float2 unpack_x(uint32_t pair) {
   }
 }
 
-// The largest |x| of 8 pairs, as the bits of a float; NaN is the largest.
-template <class Act>
-__device__ __forceinline__ int largest(const uint32_t (&pairs)[8]) {
+// The largest |x| of some pairs, as the bits of a float; NaN is the largest.
+template <class Act, int Pairs>
+__device__ __forceinline__ int largest(const uint32_t* pairs) {
   using Pair = typename std::conditional<std::is_same<Act, __half>::value, __half2, __nv_bfloat162>::type;
   Pair most = __habs2(reinterpret_cast<const Pair&>(pairs[0]));
 #pragma unroll
-  for (int i = 1; i < 8; ++i) most = __hmax2_nan(most, __habs2(reinterpret_cast<const Pair&>(pairs[i])));
+  for (int i = 1; i < Pairs; ++i) most = __hmax2_nan(most, __habs2(reinterpret_cast<const Pair&>(pairs[i])));
   const float2 both = unpack_x<Act>(reinterpret_cast<const uint32_t&>(most));
   return max(__float_as_int(both.x) & 0x7FFFFFFF, __float_as_int(both.y) & 0x7FFFFFFF);
 }
 
-// Digits of 16 k: words t of the low and of the high ones. Returns the sum of the 16 integers.
-template <class Act>
-__device__ __forceinline__ int split_digits(const uint32_t (&pairs)[8], float inverse, uint32_t (&low)[4],
-                                            uint32_t (&high)[4]) {
+// Digits of the pairs k 2t, 2t + 1 (the first half of `pairs`) and 2t + 8, 2t + 9 (the second) of some t: words t of
+// the low and of the high ones. Returns the sum of the integers.
+template <class Act, int Words>
+__device__ __forceinline__ int split_digits(const uint32_t* pairs, float inverse, uint32_t (&low)[Words],
+                                            uint32_t (&high)[Words]) {
   // Added to a float below 2^22 this leaves its integer in the low bits. Why 128 more: the low digit is signed.
   constexpr float kMagic = 12582912.0f + 128.0f;
-  int sum = 0;
+  int lows = 0, highs = 0;
 #pragma unroll
-  for (int t = 0; t < 4; ++t) {
-    const float2 a = unpack_x<Act>(pairs[t]), b = unpack_x<Act>(pairs[4 + t]);  // k 2t, 2t + 1; 2t + 8, 2t + 9
+  for (int t = 0; t < Words; ++t) {
+    const float2 a = unpack_x<Act>(pairs[t]), b = unpack_x<Act>(pairs[Words + t]);
     const auto integer = [&](float x) { return __float_as_uint(fmaf(x, inverse, kMagic)); };
     const uint32_t first = __byte_perm(integer(a.x), integer(b.x), 0x5140);
     const uint32_t second = __byte_perm(integer(a.y), integer(b.y), 0x5140);
     low[t] = __byte_perm(first, second, 0x5410) ^ 0x80808080u;
     high[t] = __byte_perm(first, second, 0x7632);
-    sum = __dp4a(static_cast<int>(low[t]), 0x01010101, sum);
-    sum += 256 * __dp4a(static_cast<int>(high[t]), 0x01010101, 0);
+    lows = __dp4a(static_cast<int>(low[t]), 0x01010101, lows);
+    highs = __dp4a(static_cast<int>(high[t]), 0x01010101, highs);
   }
-  return sum;
+  return lows + 256 * highs;
 }
 
-// The 16 values of a fragment from k on, in pairs; 0 where k >= end.
-__device__ __forceinline__ void load_x_pairs(const uint8_t* from, int k, int end, uint32_t (&pairs)[8]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    uint4 values = {0, 0, 0, 0};
-    // Why two ways: the short one is straight code, so that all loads of a lane are under way at once.
-    if (end % 8 == 0) {
-      if (k + 8 * half < end) values = ptx::load_x(from + 16 * half);
-    } else {
-      values = load_x_chunk(from + 16 * half, k + 8 * half, end);
-    }
-    pairs[4 * half] = values.x, pairs[4 * half + 1] = values.y;
-    pairs[4 * half + 2] = values.z, pairs[4 * half + 3] = values.w;
-  }
-}
+// What a lane does with x of its block: rows of 128 k, each brought by 8 lanes, a fragment each, or by 16 where there
+// are few: they are one chain of instructions then, which is shorter when more lanes share it. Where its first row
+// lies is found before the kernel before has ended.
+template <class Act, class Tile, bool EvenFirst>
+struct Digits {
+  const Position& at;
+  const uint32_t table;
+  int rows;              // of the block
+  int few;               // whether 16 lanes bring a row
+  int row;               // this lane's first
+  int left;              // values from its own on
+  const uint8_t* from;   // where these are
+  uint32_t to, entry;    // where their digits go, and what is known of the row
+  uint32_t pairs[2][8];  // the values of this row and of the next but kRows, 0 beyond k
 
-// All threads of the block bring x to `x` and its exponents and sums to `table`; the caller synchronizes.
-// between() is called once, while the first of x is on its way.
-template <class Act, class Tile, bool EvenFirst, class Between>
-__device__ __forceinline__ void bring_digits(const Position& at, uint32_t x, uint32_t table, Between between) {
-  const Problem& p = at.p;
-  const int first = at.block_step(at.rank), rows = (at.block_step(at.rank + 1) - first) * p.m;
-  const float tokens = 1.0f / static_cast<float>(p.m);
-  const auto step_of = [&](int row) {
-    return Tile::kTokens == 1 ? row : static_cast<int>((static_cast<float>(row) + 0.5f) * tokens);
-  };
-  // Eight lanes bring a row of 128 k, a fragment each.
-  constexpr int kBatch = 2, kRows = Tile::kThreads / 8;
-  const int f = at.lane % 8, place = EvenFirst ? f % 2 * 2 + f / 2 % 2 : f % 4;
-  if (at.warp * 4 >= rows) between();
-#pragma unroll 1
-  for (int warp_start = at.warp * 4; warp_start < rows; warp_start += kBatch * kRows) {
-    const int start = warp_start + at.lane / 8;
-    uint32_t pairs[kBatch][8];
+  static constexpr int kRows = 4 * Tile::kWarps;  // that warps bring at once
+
+  __device__ Digits(const Position& position, uint32_t x, uint32_t table_at)
+      : at(position),
+        table(table_at),
+        rows((at.block_step(at.rank + 1) - at.block_step(at.rank)) * tokens()),
+        few(rows <= 2 * Tile::kWarps && at.p.k % 8 == 0),
+        row(few ? at.warp * 2 + at.lane / 16 : at.warp * 4 + at.lane / 8) {
+    to = x + row * kRowBytes + fragment() / 4 * 128 + word() * 16 +
+         (EvenFirst ? fragment() % 2 * 2 + fragment() / 2 % 2 : fragment() % 4) * 4;
+    find_row();
+    ptx::find_now(rows), ptx::find_now(few), ptx::find_now(row), ptx::find_now(left);
+    ptx::find_now(from), ptx::find_now(to), ptx::find_now(entry);
+  }
+
+  __device__ __forceinline__ int tokens() const { return Tile::kTokens == 1 ? 1 : at.p.m; }
+  __device__ __forceinline__ int fragment() const { return few ? at.lane % 16 / 2 : at.lane % 8; }
+  __device__ __forceinline__ int word() const { return few ? at.lane % 2 * 2 : 0; }
+
+  // Finds `left`, `from` and `entry` of `row`.
+  __device__ __forceinline__ void find_row() {
+    const Problem& p = at.p;
+    const int step = tokens() == 1 ? row : static_cast<int>((row + 0.5f) * (1.0f / static_cast<float>(p.m)));
+    const int token = row - step * tokens(),
+              k = (at.block_step(at.rank) + step) * kStepK + fragment() * 16 + word() * 2;
+    from = p.x + 2 * (token * p.x_stride + k), left = row < rows ? p.k - k : 0;
+    entry = table + (step * Tile::kTokens + token) * 8;
+  }
+  __device__ __forceinline__ void next_row() {
+    row += kRows, to += kRows * kRowBytes;
+    find_row();
+  }
+
+  // Sends for the lane's values. few: 0 .. 3 and 8 .. 11, else 0 .. 15, and those of the next row.
+  __device__ __forceinline__ void ask() {
+    if (few) {
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int row = start + i * kRows, step = step_of(row), k = (first + step) * kStepK + f * 16;
-      load_x_pairs(p.x + 2 * ((row - step * p.m) * p.x_stride + k), k, row < rows ? p.k : 0, pairs[i]);
+      for (int half = 0; half < 2; ++half) {
+        const uint2 values = left > 8 * half ? ptx::load_x_8(from + 16 * half) : uint2{0, 0};
+        pairs[0][2 * half] = values.x, pairs[0][2 * half + 1] = values.y;
+      }
+      return;
     }
-    if (warp_start == at.warp * 4) between();
+    ask_row(pairs[0]);
+    if (row + kRows - at.lane / 8 >= rows) return;
+    Digits next = *this;
+    next.next_row();
+    next.ask_row(pairs[1]);
+  }
+  __device__ __forceinline__ void ask_row(uint32_t (&values)[8]) const {
+    const auto take = [&](int half, const uint4& four) {
+      values[4 * half] = four.x, values[4 * half + 1] = four.y;
+      values[4 * half + 2] = four.z, values[4 * half + 3] = four.w;
+    };
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      take(half, left >= 8 * half + 8 ? ptx::load_x(from + 16 * half) : uint4{0, 0, 0, 0});
+    if (left > 0 && left < 16 && left % 8) {
+      const uint4 tail = load_x_chunk(from + left / 8 * 16, left / 8 * 8, left);
+      if (left < 8) {
+        take(0, tail);
+      } else {
+        take(1, tail);
+      }
+    }
+  }
+
+  // Stores digits of the values that have come, of Batch rows by so many lanes each, and what is known of them.
+  template <int Lanes, int Batch>
+  __device__ __forceinline__ void store() const {
+    constexpr int kWords = 32 / Lanes;
     // Why each step for all rows before the next: a row alone is a chain of instructions that wait for each other.
-    int most[kBatch], sum[kBatch];
-    float unit[kBatch];
-    uint32_t low[kBatch][4], high[kBatch][4];
+    int most[Batch], sum[Batch];
+    float unit[Batch];
+    uint32_t low[Batch][kWords], high[Batch][kWords];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) most[i] = largest<Act>(pairs[i]);
+    for (int i = 0; i < Batch; ++i) most[i] = largest<Act, 2 * kWords>(pairs[i]);
 #pragma unroll
-    for (int lanes = 1; lanes < 8; lanes *= 2)
+    for (int lanes = 1; lanes < Lanes; lanes *= 2)
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) most[i] = max(most[i], __shfl_xor_sync(~0u, most[i], lanes));
+      for (int i = 0; i < Batch; ++i) most[i] = max(most[i], __shfl_xor_sync(~0u, most[i], lanes));
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
+    for (int i = 0; i < Batch; ++i) {
       // Why a little more: 256 * high + low must stay below 32640, or the high digit would be 128.
       int top = __float_as_int(__int_as_float(most[i]) * 1.00396f) & 0x7F800000;
       top = max(top, 32 << 23);                                   // so that the inverse is a number
@@ -118,28 +165,45 @@ __device__ __forceinline__ void bring_digits(const Position& at, uint32_t x, uin
       unit[i] = __int_as_float(top) * 6.103515625e-5f;            // infinity stays infinity
       sum[i] = split_digits<Act>(pairs[i], inverse, low[i], high[i]);
     }
+    Digits own = *this;
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int row = start + i * kRows;
-      if (row >= rows) continue;
-      const uint32_t to = x + row * kRowBytes + f / 4 * 128 + place * 4;
+    for (int i = 0; i < Batch; ++i) {
+      if (row + i * kRows >= rows) continue;
 #pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        ptx::store_shared(to + t * 16, low[i][t]);
-        ptx::store_shared(to + t * 16 + 64, high[i][t]);
+      for (int word = 0; word < kWords; ++word) {
+        ptx::store_shared(to + i * kRows * kRowBytes + word * 16, low[i][word]);
+        ptx::store_shared(to + i * kRows * kRowBytes + word * 16 + 64, high[i][word]);
       }
     }
 #pragma unroll
-    for (int lanes = 1; lanes < 8; lanes *= 2)
+    for (int lanes = 1; lanes < Lanes; lanes *= 2)
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) sum[i] += __shfl_xor_sync(~0u, sum[i], lanes);
+      for (int i = 0; i < Batch; ++i) sum[i] += __shfl_xor_sync(~0u, sum[i], lanes);
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int row = start + i * kRows, step = step_of(row);
-      if (row < rows && f == 0)
-        ptx::store_shared(table + (step * Tile::kTokens + row - step * p.m) * 8, {unit[i], static_cast<float>(sum[i])});
+    for (int i = 0; i < Batch; ++i) {
+      if (i) own.next_row();
+      if (own.row < rows && at.lane % Lanes == 0) ptx::store_shared(own.entry, {unit[i], static_cast<float>(sum[i])});
     }
   }
-}
+
+  // Stores all that the warp brings, the first of which was asked for; the caller synchronizes.
+  __device__ __forceinline__ void bring() {
+    if (few) {
+      if (at.warp * 2 < rows) store<16, 1>();
+      return;
+    }
+    int first = at.warp * 4;  // of the warp
+#pragma unroll 1
+    while (first + kRows < rows) {
+      store<8, 2>();
+      first += 2 * kRows;
+      if (first >= rows) return;
+      row += kRows, to += kRows * kRowBytes;
+      next_row();
+      ask();
+    }
+    if (first < rows) store<8, 1>();
+  }
+};
 
 }  // namespace lowbit::decode

@@ -17,6 +17,7 @@ template <class Weight, class Act, class Tile>
 struct FloatWorker {
   using Feed = FloatFeed<Weight, Tile>;
   using Ring = typename Feed::Ring;
+  using X = Values<Tile>;
   using Decoder = lowbit::Decoder<Weight, Act>;
   using Words = typename Decoder::Words;
   using Sum = float[4];
@@ -50,12 +51,6 @@ struct FloatWorker {
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
       for (int c = 0; c < kSums; ++c) clear(sums[r][c]);
-  }
-
-  template <class Between>
-  static __device__ __forceinline__ void bring_x(const Position& at, uint32_t x, uint32_t /*table*/, Between between) {
-    between();
-    decode::bring_x<Tile>(at, x);
   }
 
   static __device__ __forceinline__ void clear(Sum& sum) {

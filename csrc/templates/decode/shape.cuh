@@ -5,6 +5,7 @@
 #include "../../args.h"
 #include "../cut.cuh"
 #include "../layout.cuh"
+#include "../ptx/async.cuh"
 
 namespace lowbit::decode {
 
@@ -78,7 +79,7 @@ struct Map {
 // Where a warp stands: its slice of K, and the tiles of its row group.
 struct Position {
   const Problem& p;
-  const int lane, warp, rank;  // rank: of the block in its cluster
+  int lane, warp, rank;        // rank: of the block in its cluster
   int slice, first_row_group;  // first_row_group: of the block
   int first_step, end_step, first_tile, end_tile;
 
@@ -92,6 +93,9 @@ struct Position {
     const int row_group = first_row_group + (warp >> p.warps_k_shift);
     first_step = p.slices(slice), end_step = p.slices(slice + 1);
     first_tile = p.row_groups(row_group), end_tile = p.row_groups(row_group + 1);
+    ptx::find_now_below<32>(lane), ptx::find_now_below<16>(warp), ptx::find_now_below<2>(rank), ptx::find_now(slice),
+        ptx::find_now(first_step);
+    ptx::find_now(end_step), ptx::find_now(first_tile), ptx::find_now(end_tile);
   }
 
   // The first step of the block of a rank.

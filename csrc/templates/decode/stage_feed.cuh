@@ -86,7 +86,8 @@ struct StageFeed {
 
   __device__ __forceinline__ void fetch() {
     if (left <= 0) open_tiles();
-    if (left > 0) {
+    if (left <= 0) return ptx::commit();
+    {
       uint32_t stage = to + lane * 16;
 #pragma unroll
       for (int width = 8; width >= 1; width /= 2) {

@@ -97,6 +97,12 @@ __device__ __forceinline__ uint4 load_x(const void* from) {
   return x;
 }
 
+__device__ __forceinline__ uint2 load_x_8(const void* from) {
+  uint2 x;
+  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];\n" : "=r"(x.x), "=r"(x.y) : "l"(from) : "memory");
+  return x;
+}
+
 // Four times 16 bytes that lie Stride bytes apart; of those from `count` on, 0. Why one statement: the compiler would
 // wait for some of them before it asks for the others, to save registers.
 template <int Stride>
@@ -126,6 +132,19 @@ __device__ __forceinline__ uint32_t load_x_16(const void* from) {
   uint16_t x;
   asm volatile("ld.global.u16 %0, [%1];\n" : "=h"(x) : "l"(from) : "memory");
   return x;
+}
+
+// The value is found before what comes next, and kept. Why: the compiler finds it where it is used, which may be where
+// every instruction delays the end.
+__device__ __forceinline__ void find_now(uint32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
+__device__ __forceinline__ void find_now(int& value) { asm volatile("" : "+r"(value)::"memory"); }
+__device__ __forceinline__ void find_now(const uint8_t*& value) { asm volatile("" : "+l"(value)::"memory"); }
+
+// The same of what lies in 0 .. Below - 1, which the compiler still knows.
+template <int Below>
+__device__ __forceinline__ void find_now_below(int& value) {
+  find_now(value);
+  __builtin_assume(value >= 0 && value < Below);
 }
 
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
