@@ -35,6 +35,8 @@ struct ByteWorker {
   const Problem& p;
   const uint32_t zeros;  // in shared memory: bytes of 0
   uint32_t row, entry;   // where this lane's digits of a slice begin, and its exponents and sums
+  float zero_base;
+  int bf16_scales;
   int sums[kRows][Parts::kCount][4];
   float total[kRows][2];
 
@@ -45,7 +47,8 @@ struct ByteWorker {
     // Why min: tokens that don't exist read the last one; their sums are never stored.
     const int token = min(column / 2 % kTokens, tokens() - 1);
     row = x_at + ((begin + read_phase()) * tokens() + token) * kRowBytes + column % 2 * 64 + t * 16;
-    ptx::find_now(row), ptx::find_now(entry);
+    zero_base = p.zero_base, bf16_scales = p.bf16_scales;
+    ptx::hold(row), ptx::hold(entry), ptx::hold(zero_base), ptx::hold(bf16_scales);
     clear_sums();
   }
 
@@ -136,16 +139,16 @@ struct ByteWorker {
     for (int r = 0; r < kRows; ++r) {
       const uint32_t from = scales + r * Ring::kTileScales;
       // Why 0: what lies there was never written.
-      const float2 pair = unpack_pair(used ? ptx::load_shared(from) : 0, p.bf16_scales);
+      const float2 pair = unpack_pair(used ? ptx::load_shared(from) : 0, bf16_scales);
       const float2 stored =
-          Zeros && used ? unpack_pair(ptx::load_shared(from + kRows * Ring::kTileScales), p.bf16_scales) : float2{};
+          Zeros && used ? unpack_pair(ptx::load_shared(from + kRows * Ring::kTileScales), bf16_scales) : float2{};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         constexpr float kOne[2] = {static_cast<float>(1 << Parts::bit(0, 0)),
                                    static_cast<float>(1 << Parts::bit(0, 1))};
         const float scale = h ? pair.y : pair.x, own_zero = h ? stored.y : stored.x;
         // Why both factors, of which one is 0: a choice would take twice the instructions.
-        const float zero = Zeros ? fmaf(own_zero, p.zero_on_code, p.zero_base) : p.zero_base;
+        const float zero = Zeros ? fmaf(own_zero, p.zero_on_code, zero_base) : zero_base;
         const auto value_of = [&](int part) {
           int digits[2];
 #pragma unroll

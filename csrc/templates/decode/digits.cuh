@@ -86,8 +86,8 @@ struct Digits {
     to = x + row * kRowBytes + fragment() / 4 * 128 + word() * 16 +
          (EvenFirst ? fragment() % 2 * 2 + fragment() / 2 % 2 : fragment() % 4) * 4;
     find_row();
-    ptx::find_now(rows), ptx::find_now(few), ptx::find_now(row), ptx::find_now(left);
-    ptx::find_now(from), ptx::find_now(to), ptx::find_now(entry);
+    ptx::hold(rows), ptx::hold(few), ptx::hold(row), ptx::hold(left);
+    ptx::hold(from), ptx::hold(to), ptx::hold(entry);
   }
 
   __device__ __forceinline__ int tokens() const { return Tile::kTokens == 1 ? 1 : at.p.m; }

@@ -2,6 +2,7 @@
 //
 // Tile i of row group r of a block belongs to the block of rank (r * pass_tiles + i) % cluster, which finds in its
 // shared memory [owned tile][slice][item][float]: what lanes of a worker handed in (Worker::kItems, kFloats and spot).
+// A thread adds up one item of every slice. Barrier: where there are two blocks, one for even passes and one for odd.
 #pragma once
 #include "../epilogue.cuh"
 #include "../ptx/async.cuh"
@@ -14,82 +15,133 @@ namespace lowbit::decode {
 template <class Worker>
 constexpr int kSumBytes = Worker::kItems * Worker::kFloats * 4;
 
-// How many tiles of a pass this block owns.
-template <class Tile>
-__device__ __forceinline__ int owned_tiles(const Position& at) {
-  const int slots = (Tile::kWarps >> at.p.warps_k_shift) * at.p.pass_tiles;
-  return (slots - at.rank + (1 << at.p.cluster_shift) - 1) >> at.p.cluster_shift;
-}
-
-// A warp's sums of row tile r of those side by side, which is tile i of the pass; every warp hands in something for
-// every i, so that owners know what to wait for.
-template <class Worker>
-__device__ __forceinline__ void hand_in(Worker& worker, const Position& at, uint32_t place, uint32_t met, int i,
-                                        int r) {
-  const Problem& p = at.p;
-  const int slot = (at.warp >> p.warps_k_shift) * p.pass_tiles + i;
-  const int owned = ((slot >> p.cluster_shift) << (p.cluster_shift + p.warps_k_shift)) + at.slice;
-  const uint32_t owner = slot & ((1 << p.cluster_shift) - 1);
-  place += owned * kSumBytes<Worker>;
-  worker.hand_in(r, [&](int item, const float (&values)[Worker::kFloats]) {
-    const uint32_t to = place + item * (Worker::kFloats * 4);
-    if (p.cluster_shift) {
-      ptx::store_in_cluster(to, met, owner, values);
-    } else {
-      ptx::store_shared(to, values);
-    }
-  });
-}
-
-// Waits for all that was handed in; round: how often the barrier was used before.
-__device__ __forceinline__ void meet(const Problem& p, uint32_t met, int round) {
-  if (p.cluster_shift) {
-    ptx::barrier_wait(met, round & 1);
-  } else {
-    __syncthreads();
-  }
-}
-
-// Stores what the sums of one item of a row tile have become.
-template <class Act, class Worker>
-__device__ __forceinline__ void store_item(const Problem& p, int tile, int item,
-                                           const float (&value)[Worker::kFloats]) {
-#pragma unroll
-  for (int j = 0; j < Worker::kFloats; ++j) {
-    const auto spot = Worker::spot(item, j);
-    const int n = tile * 16 + spot.row;
-    if (n >= p.n || spot.token >= p.m) continue;
-    store_y<Act>(p, n, spot.token, value[j], p.step * Worker::unit(spot.row));
-  }
-}
-
-// Stores this block's tiles of the pass whose first tile is `first` of each row group. A thread adds up one item of
-// every slice.
 template <class Act, class Worker, class Tile>
-__device__ __forceinline__ void store_pass(const Position& at, uint32_t place, int first) {
-  const Problem& p = at.p;
-  constexpr int kItems = Worker::kItems, kFloats = Worker::kFloats;
-  const int splits = 1 << (p.cluster_shift + p.warps_k_shift);
-  const int owned = owned_tiles<Tile>(at);
-  const float tiles = 1.0f / static_cast<float>(p.pass_tiles);
-#pragma unroll 1
-  for (int i = threadIdx.x; i < owned * kItems; i += Tile::kThreads) {
-    const int own = i / kItems, item = i % kItems;
-    float value[kFloats] = {};
-#pragma unroll 8
-    for (int s = 0; s < splits; ++s) {
-      float more[kFloats];
-      ptx::load_shared(place + ((own * splits + s) * kItems + item) * (kFloats * 4), more);
-#pragma unroll
-      for (int j = 0; j < kFloats; ++j) value[j] += more[j];
-    }
-    const int slot = (own << p.cluster_shift) + at.rank,
-              group = static_cast<int>((static_cast<float>(slot) + 0.5f) * tiles);
-    const int row_group = at.first_row_group + group;
-    const int tile = p.row_groups(row_group) + first + slot - group * p.pass_tiles;
-    if (tile >= p.row_groups(row_group + 1)) continue;
-    store_item<Act, Worker>(p, tile, item, value);
+struct Meeting {
+  static constexpr int kItems = Worker::kItems, kFloats = Worker::kFloats;
+
+  // Of an owned tile: where its sums from the first slice lie, from those of the pass on; tile: in pass 0.
+  struct Item {
+    int from, number, tile, end_tile;
+  };
+
+  const Position& at;
+  const Problem& p;
+  uint32_t sums, met;  // in shared memory: those of an even pass, its barrier
+  int cluster_shift, warps_k_shift, pass_tiles, bytes;
+  int owned;   // items of a pass
+  Item first;  // this thread's
+
+  __device__ Meeting(const Position& position, uint32_t sums_at, uint32_t met_at)
+      : at(position),
+        p(at.p),
+        sums(sums_at),
+        met(met_at),
+        cluster_shift(p.cluster_shift),
+        warps_k_shift(p.warps_k_shift),
+        pass_tiles(p.pass_tiles),
+        bytes(p.meeting_bytes) {
+    const int slots = (Tile::kWarps >> warps_k_shift) * pass_tiles;
+    owned = ((slots - at.rank + (1 << cluster_shift) - 1) >> cluster_shift) * kItems;
+    first = find(threadIdx.x);
+    ptx::hold(sums), ptx::hold(met), ptx::hold(cluster_shift), ptx::hold(warps_k_shift), ptx::hold(pass_tiles);
+    ptx::hold(bytes), ptx::hold(owned), ptx::hold(first.from), ptx::hold(first.number), ptx::hold(first.tile);
+    ptx::hold(first.end_tile);
   }
-}
+
+  // Item i of those that this block owns.
+  __device__ __forceinline__ Item find(int i) const {
+    const int own = i / kItems, number = i % kItems, slot = (own << cluster_shift) + at.rank;
+    const int group = static_cast<int>((static_cast<float>(slot) + 0.5f) * (1.0f / static_cast<float>(pass_tiles)));
+    const int row_group = at.first_row_group + group;
+    return {((own << (cluster_shift + warps_k_shift)) * kItems + number) * (kFloats * 4), number,
+            p.row_groups(row_group) + slot - group * pass_tiles, p.row_groups(row_group + 1)};
+  }
+
+  __device__ __forceinline__ uint32_t barrier(int pass) const { return met + (pass & 1) * 8; }
+  // Why two places: one is read while the next is written. No block is two passes ahead of another: to pass a meeting
+  // it needs what each of them handed in after it had read the one before.
+  __device__ __forceinline__ uint32_t place(int pass) const { return sums + (pass & 1) * bytes; }
+
+  // Tells a pair's barrier what will come; before this block hands in anything for the pass.
+  __device__ __forceinline__ void expect(int pass) const {
+    if (cluster_shift && threadIdx.x == 0)
+      ptx::barrier_expect(barrier(pass), owned * (kFloats * 4) << (cluster_shift + warps_k_shift));
+  }
+
+  // A warp's sums of row tile r of those side by side, which is tile i of the pass; every warp hands in something for
+  // every i, so that owners know what to wait for.
+  __device__ __forceinline__ void hand_in(Worker& worker, int pass, int i, int r) const {
+    const int slot = (at.warp >> warps_k_shift) * pass_tiles + i;
+    const int own = ((slot >> cluster_shift) << (cluster_shift + warps_k_shift)) + at.slice;
+    const uint32_t owner = slot & ((1 << cluster_shift) - 1), to_tile = place(pass) + own * kSumBytes<Worker>;
+    worker.hand_in(r, [&](int item, const float (&values)[kFloats]) {
+      const uint32_t to = to_tile + item * (kFloats * 4);
+      if (cluster_shift) {
+        ptx::store_in_cluster(to, barrier(pass), owner, values);
+      } else {
+        ptx::store_shared(to, values);
+      }
+    });
+  }
+
+  // What becomes of an item's sums: y = factor * sum + bias.
+  struct Target {
+    Act* to[kFloats];  // null: nothing
+    float factor[kFloats], bias[kFloats];
+  };
+  __device__ __forceinline__ Target aim(const Item& item, int pass) const {
+    Target target;
+    const int tile = item.tile + pass * pass_tiles, m = Tile::kTokens == 1 ? 1 : p.m;
+#pragma unroll
+    for (int j = 0; j < kFloats; ++j) {
+      const auto spot = Worker::spot(item.number, j);
+      const int n = tile * 16 + spot.row;
+      target.to[j] = nullptr;
+      if (tile >= item.end_tile || n >= p.n || spot.token >= m) continue;
+      target.to[j] = static_cast<Act*>(p.y) + (Tile::kTokens == 1 ? n : spot.token * p.y_stride + n);
+      target.factor[j] = row_factor(p, n, p.step * Worker::unit(spot.row));
+      target.bias[j] = p.bias ? load_bias(p.bias, p.bias_type, n) : 0.0f;
+    }
+    return target;
+  }
+
+  // Waits for all that was handed in, and stores this block's tiles of the pass.
+  __device__ __forceinline__ void finish(int pass) const {
+    // Why before the wait: numbers are found, and biases brought, while sums are on their way.
+    Item item = first;
+    Target target = aim(item, pass);
+    if (cluster_shift) {
+      ptx::barrier_wait(barrier(pass), pass / 2 & 1);
+    } else {
+      __syncthreads();
+    }
+    const int splits = 1 << (cluster_shift + warps_k_shift);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < owned;) {
+      float value[kFloats] = {};
+      constexpr int kBatch = 8;
+#pragma unroll 1
+      for (int s = 0; s < splits; s += kBatch) {
+        float more[kBatch][kFloats] = {};
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b)
+          if (s + b < splits) ptx::load_shared(place(pass) + item.from + (s + b) * kSumBytes<Worker>, more[b]);
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b)
+#pragma unroll
+          for (int j = 0; j < kFloats; ++j) value[j] += more[b][j];
+      }
+#pragma unroll
+      for (int j = 0; j < kFloats; ++j)
+        if (target.to[j]) *target.to[j] = static_cast<Act>(fmaf(value[j], target.factor[j], target.bias[j]));
+      i += Tile::kThreads;
+      if (i >= owned) break;
+      item = find(i);
+      target = aim(item, pass);
+    }
+  }
+
+  __device__ __forceinline__ bool is_last(int pass) const { return (pass + 1) * pass_tiles >= p.most_tiles; }
+};
 
 }  // namespace lowbit::decode

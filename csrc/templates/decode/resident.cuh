@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
   }
   const Position at(p, Tile::kWarps);
   if (threadIdx.x < 16) ptx::store_shared(shared + Map::kZeros + threadIdx.x * 16, uint4{0, 0, 0, 0});
-  const uint32_t x = shared + Map::kX, table = x + p.x_bytes, meeting = table + p.table_bytes;
+  const uint32_t x = shared + Map::kX, table = x + p.x_bytes;
 
   // ---- weights: they do not depend on the kernel before
   typename Worker::Feed feed(at, shared + Map::kRings + at.warp * Ring::kBytes);
@@ -54,14 +54,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
   typename Worker::X own_x(at, x, table);
   Worker worker(at, shared + Map::kZeros, x, table);
   auto place = Worker::start(feed.ring);
-  int pass_tiles = p.pass_tiles, most_tiles = p.most_tiles, meeting_bytes = p.meeting_bytes;
-  ptx::find_now(pass_tiles), ptx::find_now(most_tiles), ptx::find_now(meeting_bytes);
-  int met_bytes = owned_tiles<Tile>(at) * (kSumBytes<Worker> << (p.cluster_shift + p.warps_k_shift));
-  ptx::find_now(met_bytes);
-  const auto expect = [&](int pass) {
-    if (p.cluster_shift && threadIdx.x == 0) ptx::barrier_expect(met + (pass & 1) * 8, met_bytes);
-  };
-  expect(0);
+  const Meeting<Act, Worker, Tile> meeting(at, table + p.table_bytes, met);
+  meeting.expect(0);
   if (p.cluster_shift) ptx::cluster_wait();  // blocks store into each other's memory only when all of them run
 
   // ---- x
@@ -77,20 +71,15 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
   // ---- passes
 #pragma unroll 1
   for (int pass = 0;; ++pass) {
-    // Why two places: one is read while the next is written. No block is two passes ahead of another: to pass a meeting
-    // it needs what each of them handed in after it had read the one before.
-    const uint32_t sums = meeting + (pass & 1) * meeting_bytes;
-    const uint32_t barrier = met + (pass & 1) * 8;
 #pragma unroll 1
-    for (int i = 0; i < pass_tiles; i += Ring::kRows) {
-      if (at.first_tile + pass * pass_tiles + i < at.end_tile) worker.run_tile(place, feed);
+    for (int i = 0; i < meeting.pass_tiles; i += Ring::kRows) {
+      if (at.first_tile + pass * meeting.pass_tiles + i < at.end_tile) worker.run_tile(place, feed);
 #pragma unroll
-      for (int r = 0; r < Ring::kRows; ++r) hand_in(worker, at, sums, barrier, i + r, r);
+      for (int r = 0; r < Ring::kRows; ++r) meeting.hand_in(worker, pass, i + r, r);
     }
-    meet(p, barrier, pass / 2);
-    store_pass<Act, Worker, Tile>(at, sums, pass * pass_tiles);
-    if ((pass + 1) * pass_tiles >= most_tiles) break;
-    expect(pass + 1);
+    meeting.finish(pass);
+    if (meeting.is_last(pass)) break;
+    meeting.expect(pass + 1);
     if (p.cluster_shift) __syncthreads();  // all of the block has read before any of it hands in again
   }
 }

@@ -93,9 +93,9 @@ struct Position {
     const int row_group = first_row_group + (warp >> p.warps_k_shift);
     first_step = p.slices(slice), end_step = p.slices(slice + 1);
     first_tile = p.row_groups(row_group), end_tile = p.row_groups(row_group + 1);
-    ptx::find_now_below<32>(lane), ptx::find_now_below<16>(warp), ptx::find_now_below<2>(rank), ptx::find_now(slice),
-        ptx::find_now(first_step);
-    ptx::find_now(end_step), ptx::find_now(first_tile), ptx::find_now(end_tile);
+    ptx::hold_below<32>(lane), ptx::hold_below<16>(warp), ptx::hold_below<2>(rank), ptx::hold(slice),
+        ptx::hold(first_step);
+    ptx::hold(end_step), ptx::hold(first_tile), ptx::hold(end_tile);
   }
 
   // The first step of the block of a rank.

@@ -134,16 +134,20 @@ __device__ __forceinline__ uint32_t load_x_16(const void* from) {
   return x;
 }
 
-// The value is found before what comes next, and kept. Why: the compiler finds it where it is used, which may be where
-// every instruction delays the end.
-__device__ __forceinline__ void find_now(uint32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
-__device__ __forceinline__ void find_now(int& value) { asm volatile("" : "+r"(value)::"memory"); }
-__device__ __forceinline__ void find_now(const uint8_t*& value) { asm volatile("" : "+l"(value)::"memory"); }
-
+// All threads of a warp: each keeps its value in a register from here on. Why: the compiler finds numbers anew where
+// they are used, from constants too, each of which it waits 50 cycles for, and more than that in a chain. Why a
+// shuffle: it can't find again what came through one.
+__device__ __forceinline__ void hold(int& value) { value = __shfl_sync(~0u, value, threadIdx.x % 32); }
+__device__ __forceinline__ void hold(uint32_t& value) { value = __shfl_sync(~0u, value, threadIdx.x % 32); }
+__device__ __forceinline__ void hold(float& value) { value = __shfl_sync(~0u, value, threadIdx.x % 32); }
+__device__ __forceinline__ void hold(const uint8_t*& value) {
+  value =
+      reinterpret_cast<const uint8_t*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(value), threadIdx.x % 32));
+}
 // The same of what lies in 0 .. Below - 1, which the compiler still knows.
 template <int Below>
-__device__ __forceinline__ void find_now_below(int& value) {
-  find_now(value);
+__device__ __forceinline__ void hold_below(int& value) {
+  hold(value);
   __builtin_assume(value >= 0 && value < Below);
 }
 

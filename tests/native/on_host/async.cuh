@@ -34,9 +34,9 @@ inline void wait_for_previous_kernel() { emulated::wait_for_previous_kernel(); }
 inline uint4 load_x(const void* from) { return *static_cast<const uint4*>(from); }
 inline uint2 load_x_8(const void* from) { return *static_cast<const uint2*>(from); }
 template <class Value>
-inline void find_now(Value&) {}
+inline void hold(Value&) {}
 template <int Below>
-inline void find_now_below(int&) {}
+inline void hold_below(int&) {}
 inline uint32_t load_x_16(const void* from) { return *static_cast<const uint16_t*>(from); }
 template <int Stride>
 void load_four(const void* from, int count, uint4 (&to)[4]) {
