@@ -54,6 +54,7 @@ int main() {
   run<Int<4>, __half, 1>({100, 520, 1, 128, kMin, kFp16, 1, 86});
   run<Int<1>, __half, 4>({50, 2000, 4, 128, kZero, kBf16, 2, 80});
   run<Int<2>, __half, 1>({20, 4000, 1, 256, kNone, kFp16, 1, 80});
+  run<Int<2>, __nv_bfloat16, 4>({20, 4203, 4, 128, kNone, kFp16, 1, 80});  // x comes in three batches, K is odd
   run<Int<5>, __nv_bfloat16, 2>({70, 640, 2, 128, kZero, kFp16, 2, 80});
   run<Int<6>, __half, 4>({17, 300, 4, -1, kNone, kFp16, 1, 80});
   run<Int<6>, __half, 1>({300, 2300, 1, 128, kMin, kBf16, 3, 80});

@@ -52,7 +52,7 @@ struct Meeting {
   __device__ __forceinline__ Item find(int i) const {
     const int own = i / kItems, number = i % kItems, slot = (own << cluster_shift) + at.rank;
     const int group = static_cast<int>((static_cast<float>(slot) + 0.5f) * (1.0f / static_cast<float>(pass_tiles)));
-    const int row_group = at.first_row_group + group;
+    const int row_group = at.row_group(group);
     return {((own << (cluster_shift + warps_k_shift)) * kItems + number) * (kFloats * 4), number,
             p.row_groups(row_group) + slot - group * pass_tiles, p.row_groups(row_group + 1)};
   }

@@ -79,8 +79,8 @@ struct Map {
 // Where a warp stands: its slice of K, and the tiles of its row group.
 struct Position {
   const Problem& p;
-  int lane, warp, rank;        // rank: of the block in its cluster
-  int slice, first_row_group;  // first_row_group: of the block
+  int lane, warp, rank;  // rank: of the block in its cluster
+  int slice;
   int first_step, end_step, first_tile, end_tile;
 
   __device__ Position(const Problem& problem, int warps)
@@ -88,15 +88,18 @@ struct Position {
         lane(threadIdx.x % 32),
         warp(threadIdx.x / 32),
         rank(blockIdx.x & ((1 << p.cluster_shift) - 1)),
-        slice((rank << p.warps_k_shift) + (warp & ((1 << p.warps_k_shift) - 1))),
-        first_row_group((blockIdx.x >> p.cluster_shift) * (warps >> p.warps_k_shift)) {
-    const int row_group = first_row_group + (warp >> p.warps_k_shift);
+        slice((rank << p.warps_k_shift) + (warp & ((1 << p.warps_k_shift) - 1))) {
+    const int group = row_group(warp >> p.warps_k_shift);
     first_step = p.slices(slice), end_step = p.slices(slice + 1);
-    first_tile = p.row_groups(row_group), end_tile = p.row_groups(row_group + 1);
+    first_tile = p.row_groups(group), end_tile = p.row_groups(group + 1);
     ptx::hold_below<32>(lane), ptx::hold_below<16>(warp), ptx::hold_below<2>(rank), ptx::hold(slice),
         ptx::hold(first_step);
     ptx::hold(end_step), ptx::hold(first_tile), ptx::hold(end_tile);
   }
+
+  // Row group i of the block. Why not one after the other: the longer ones, which come first, would be those of some
+  // blocks alone, and where tiles are few other blocks would have none.
+  __device__ __forceinline__ int row_group(int i) const { return (blockIdx.x + i * p.grid) >> p.cluster_shift; }
 
   // The first step of the block of a rank.
   __device__ __forceinline__ int block_step(int rank) const { return p.slices(rank << p.warps_k_shift); }

@@ -60,31 +60,47 @@ inline int split(const Traits& traits, Problem& p, int cluster_shift, int warps_
   return 0;
 }
 
-// What a split costs, about, in steps of 128 k of one row tile of the busiest warp: two tiles side by side take 1.7
-// times as long as one, also where the second is missing; every doubling of the row groups of a block, which then reads
-// more places at once, takes more, in all of a multiprocessor by a fifth; so do a tile's sums, x, and a pair of blocks.
-// Fitted to the order of times on an H200 (benchmarks/results/nvidia-h200/sweep_splits_20261123_decode.json: 87
-// products of 1, 2 and 4 rows, 2048 x 4096 to 57344 x 8192, int1 to int8): what it chooses is 1.2% slower than the
-// fastest of all on average, 17% at worst.
+// What a split costs, about, in steps of 128 k of one row tile: of the busiest warp, where two tiles side by side take
+// `both` times as long as one, and every doubling of the row groups of a block, which then reads more places at once,
+// takes more; a tile's sums, x, and a pair of blocks. Fitted to the order of times on an H200 (benchmarks/results/
+// nvidia-h200/sweep_splits_20261123_decode_2.json: 111 products of 1, 2 and 4 rows, 4096 x 4096 to 57344 x 8192, int1
+// to int8): what is chosen, with when() and prefers_whole(), is 1% slower than the fastest of all on average.
+struct Costs {
+  float both, groups, sums, x, pair[2];  // pair: up to 4 bits, above
+};
+constexpr Costs kCostsHalf = {0.25f, 0.23f, 1.6f, 0.21f, {2.6f, 0.2f}};
+constexpr Costs kCostsWhole = {0.95f, 0.18f, 2.5f, 0.16f, {8.0f, 5.4f}};
+
 inline float cost(const Traits& traits, const Problem& p, int warps_n) {
-  const bool half = traits.warps == 8;
+  const Costs& costs = traits.warps == 8 ? kCostsHalf : kCostsWhole;
   const int steps = p.slices.each + (p.slices.more > 0);
-  const float tiles = traits.rows == 1 ? static_cast<float>(p.most_tiles) : 1.7f * ((p.most_tiles + 1) / 2);
+  const float tiles = traits.rows == 1 ? static_cast<float>(p.most_tiles) : costs.both * ((p.most_tiles + 1) / 2);
   float spread_out = 1.0f;
-  for (; warps_n > 1; warps_n /= 2) spread_out += half ? 0.06f : 0.2f;
-  const float pair = p.cluster_shift == 0 ? 0.0f : traits.bits >= 5 ? 1.0f : 2.0f;
-  const float x = 0.08f * static_cast<float>((steps << p.warps_k_shift) * traits.tokens);
-  return tiles * steps * spread_out + 3.0f * p.most_tiles + x + pair;
+  for (; warps_n > 1; warps_n /= 2) spread_out += costs.groups;
+  const float pair = p.cluster_shift == 0 ? 0.0f : costs.pair[traits.bits >= 5];
+  const float x = costs.x * static_cast<float>((steps << p.warps_k_shift) * traits.tokens);
+  return tiles * steps * spread_out + costs.sums * p.most_tiles + x + pair;
 }
 
-// Whether a product is so small that its time is that of one launch after the other. Pairs of blocks then ask for
-// weights as early as they can, and let the next launch begin when they have asked for most of theirs: it is to fill
-// the time in which this one ends. Larger ones ask for little early, since x would stand in line behind it, and let the
-// next launch begin at once. Measured on an H200, us: 4096 x 4096, one row, W1 3.4 and 3.1, W4 4.2 and 3.9; but 8192 x
-// 8192, W4 10.4 and 11.8.
-inline bool is_small(const Traits& traits, const Problem& p) {
-  return traits.warps == 8 && !traits.is_float && traits.bits <= 4 && megabytes(p, traits.bits) <= 10 &&
-         p.steps * p.m <= 64;
+// How many stages a warp asks for early, and when the next kernel may begin (Split::early, next_after). The time of
+// small products is that of one launch after the other: blocks ask for weights as early as they can, and let the next
+// one begin when they have asked for half of theirs: it is to fill the time in which this one ends. Larger ones ask for
+// little early, since x would stand in line behind it. Measured as costs were; us by (1, 0) and by what is chosen: 4096
+// x 4096, W1 2.77 and 2.72, W4 3.96 and 3.32; 8192 x 8192, W3 8.45 and 8.17; whole, 28672 x 4096, W3 14.1 and 13.4; but
+// 8192 x 8192, W4 9.9 and by (2, 0) 10.1.
+struct When {
+  int early, next_after;
+};
+inline When when(const Traits& traits, const Problem& p) {
+  if (traits.is_float) return {1, 0};
+  const int bits = traits.bits;
+  const int64_t size = megabytes(p, bits);
+  if (traits.warps > 8) return {bits == 3 || bits == 5 || bits == 6 ? 2 : 1, 0};
+  if (bits >= 5) return {2, 0};
+  if (bits == 4 && p.m > 2) return {1, 0};
+  if (size <= 10) return {4, 4};
+  if (bits == 3) return {8, 6};
+  return {bits == 4 ? 2 : 1, 0};
 }
 
 // How the work is spread, in p: the cheapest split, or as it is forced. The bytes of shared memory, or 0 when nothing
@@ -93,13 +109,12 @@ inline int spread(const Traits& traits, Problem& p, const Launch& launch) {
   const Split& forced = launch.forced;
   if (forced.parts && (forced.warps != traits.warps || forced.row_tiles * forced.parts != traits.warps)) return 0;
   // Clusters came with compute capability 9.0, like launches that overlap.
-  const bool pairs = launch.overlap && launch.clusters[1], small = !forced.parts && pairs && is_small(traits, p);
+  const bool pairs = launch.overlap && launch.clusters[1];
   Problem best{};
   float best_price = 0.0f;
   int bytes = 0;
   for (int cluster_shift = pairs; cluster_shift >= 0; --cluster_shift) {
     if (!launch.clusters[cluster_shift] || (forced.parts && forced.blocks != 1 << cluster_shift)) continue;
-    if (small && bytes) break;
     for (int warps_k_shift = 0; (1 << warps_k_shift) <= traits.warps; ++warps_k_shift) {
       if (forced.parts && forced.parts != 1 << warps_k_shift) continue;
       Problem found = p;
@@ -112,14 +127,8 @@ inline int spread(const Traits& traits, Problem& p, const Launch& launch) {
   }
   if (!bytes) return 0;
   p = best;
-  if (forced.parts) {
-    p.early = forced.early, p.next_after = forced.next_after;
-  } else if (small && p.cluster_shift) {
-    p.early = 8, p.next_after = 6;
-  } else {
-    // Why two: 5 and 6 bits bring one row tile at a time there. 8192 x 8192, W5 12.5 and 11.9 us, W6 14.2 and 13.8.
-    p.early = traits.warps > 8 && traits.rows == 1 && traits.bits <= 6 ? 2 : 1, p.next_after = 0;
-  }
+  const When own = forced.parts ? When{forced.early, forced.next_after} : when(traits, p);
+  p.early = own.early, p.next_after = own.next_after;
   return bytes;
 }
 
