@@ -57,11 +57,10 @@ def splits_of_few_rows(row_tiles: int, blocks: int, pairs: int) -> list[Split]:
 
 def splits_of_decode() -> list[Split]:
     """Row groups by warps of each, in half of a multiprocessor and in all of it, one block or two."""
-    ways = [(1, 0), (2, 0), (1, 4), (1, 8), (2, 4), (2, 8), (4, 2), (4, 4), (4, 6), (4, 8), (8, 6), (8, 8)]
     return [
         (warps // parts, parts, blocks, early, warps, after)
-        for warps in (8, 16)
-        for parts in (warps, warps // 2, warps // 4, warps // 8)
+        for warps, ways in ((8, [(1, 0), (2, 0), (4, 4), (8, 6)]), (16, [(1, 0), (2, 0)]))
+        for parts in (warps, warps // 2, warps // 4)
         for blocks in (1, 2)
         for early, after in ways
     ]

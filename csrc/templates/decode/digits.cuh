@@ -119,7 +119,7 @@ struct Digits {
       return;
     }
     ask_row(pairs[0]);
-    if (row + kRows - at.lane / 8 >= rows) return;
+    if (row - at.lane / 8 + kRows >= rows) return;  // the warp has no other
     Digits next = *this;
     next.next_row();
     next.ask_row(pairs[1]);

@@ -63,7 +63,7 @@ inline int split(const Traits& traits, Problem& p, int cluster_shift, int warps_
 // What a split costs, about, in steps of 128 k of one row tile: of the busiest warp, where two tiles side by side take
 // `both` times as long as one, and every doubling of the row groups of a block, which then reads more places at once,
 // takes more; a tile's sums, x, and a pair of blocks. Fitted to the order of times on an H200 (benchmarks/results/
-// nvidia-h200/sweep_splits_20261123_decode_2.json: 111 products of 1, 2 and 4 rows, 4096 x 4096 to 57344 x 8192, int1
+// nvidia-h200/sweep_splits_20261123_decode.json: 111 products of 1, 2 and 4 rows, 4096 x 4096 to 57344 x 8192, int1
 // to int8): what is chosen, with when() and prefers_whole(), is 1% slower than the fastest of all on average.
 struct Costs {
   float both, groups, sums, x, pair[2];  // pair: up to 4 bits, above
@@ -86,8 +86,8 @@ inline float cost(const Traits& traits, const Problem& p, int warps_n) {
 // small products is that of one launch after the other: blocks ask for weights as early as they can, and let the next
 // one begin when they have asked for half of theirs: it is to fill the time in which this one ends. Larger ones ask for
 // little early, since x would stand in line behind it. Measured as costs were; us by (1, 0) and by what is chosen: 4096
-// x 4096, W1 2.77 and 2.72, W4 3.96 and 3.32; 8192 x 8192, W3 8.45 and 8.17; whole, 28672 x 4096, W3 14.1 and 13.4; but
-// 8192 x 8192, W4 9.9 and by (2, 0) 10.1.
+// x 4096, W1 2.77 and 2.72, W4 3.96 and 3.32; 8192 x 8192, W3 8.45 and 8.17; 8192 x 28672, W1 13.6 and 13.1; whole,
+// 28672 x 4096, W3 14.1 and 13.4; but 8192 x 8192, W4 9.9 and by (2, 0) 10.1.
 struct When {
   int early, next_after;
 };
@@ -99,7 +99,7 @@ inline When when(const Traits& traits, const Problem& p) {
   if (bits >= 5) return {2, 0};
   if (bits == 4 && p.m > 2) return {1, 0};
   if (size <= 10) return {4, 4};
-  if (bits == 3) return {8, 6};
+  if (bits == 3 || p.steps >= 128) return {8, 6};
   return {bits == 4 ? 2 : 1, 0};
 }
 
