@@ -171,8 +171,8 @@ constexpr float decode_rank(int tokens, const Question& q) {
   // Floats of 4 bits: 28672 x 4096, 1 row 22.7 us, by n8 20.3; 4096 x 4096 6.2 and 6.2, but by n4 5.7; 8192 x 8192 13.1
   // and 13.5.
   if (q.is_float && q.bits == 4) return q.n * q.k > 4096 * 4096 ? last : tokens == 4 ? 0.0f : rank;
-  // Codes of 3 bits: 4096 x 4096, 1 row by n1 and n4 3.4 and 3.5 us; but, by n1, n2 and n4 of some versions ago, 55296 x
-  // 5120 35.1, 31.8 and 31.0.
+  // Codes of 3 bits: 4096 x 4096, 1 row by n1 and n4 3.4 and 3.5 us; but, by n1, n2 and n4 of some versions ago, 55296
+  // x 5120 35.1, 31.8 and 31.0.
   return q.bits == 3 && tokens == 4 && q.n * q.k > 200 * 1024 * 1024 ? 0.0f : rank;
 }
 

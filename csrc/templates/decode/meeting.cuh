@@ -18,6 +18,11 @@ constexpr int kSumBytes = Worker::kItems * Worker::kFloats * 4;
 template <class Act, class Worker, class Tile>
 struct Meeting {
   static constexpr int kItems = Worker::kItems, kFloats = Worker::kFloats;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+  static constexpr bool kHolds = Worker::kBits > 1 || Tile::kTokens == 1;  // Why: else registers run out there
+#else
+  static constexpr bool kHolds = true;
+#endif
 
   // Of an owned tile: where its sums from the first slice lie, from those of the pass on; tile: in pass 0.
   struct Item {
@@ -42,10 +47,11 @@ struct Meeting {
         bytes(p.meeting_bytes) {
     const int slots = (Tile::kWarps >> warps_k_shift) * pass_tiles;
     owned = ((slots - at.rank + (1 << cluster_shift) - 1) >> cluster_shift) * kItems;
-    first = find(threadIdx.x);
     ptx::hold(sums), ptx::hold(met), ptx::hold(cluster_shift), ptx::hold(warps_k_shift), ptx::hold(pass_tiles);
-    ptx::hold(bytes), ptx::hold(owned), ptx::hold(first.from), ptx::hold(first.number), ptx::hold(first.tile);
-    ptx::hold(first.end_tile);
+    ptx::hold(bytes), ptx::hold(owned);
+    if (!kHolds) return;
+    first = find(threadIdx.x);
+    ptx::hold(first.from), ptx::hold(first.number), ptx::hold(first.tile), ptx::hold(first.end_tile);
   }
 
   // Item i of those that this block owns.
@@ -108,7 +114,7 @@ struct Meeting {
   // Waits for all that was handed in, and stores this block's tiles of the pass.
   __device__ __forceinline__ void finish(int pass) const {
     // Why before the wait: numbers are found, and biases brought, while sums are on their way.
-    Item item = first;
+    Item item = kHolds ? first : find(threadIdx.x);
     Target target = aim(item, pass);
     if (cluster_shift) {
       ptx::barrier_wait(barrier(pass), pass / 2 & 1);
