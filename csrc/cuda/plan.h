@@ -126,9 +126,12 @@ constexpr NarrowCost kNarrowCosts[] = {
 constexpr float narrow_us(const Question& q, int tokens) {
   if (q.clusters[0] < 1) return kLast;
   const NarrowWork found = narrow_work((q.n + 15) / 16, (q.k + 127) / 128, tokens, q.bits, q.fine(), q.clusters);
+  // Few row tiles that have many k, n16 and n32, us: 4096 x 14336, W4 13.9 and 12.5, W2 11.9 and 11.3; 3584 x 14336, W4
+  // 12.9 and 11.5, W6 15.2 and 14.7.
+  const float many = tokens == 16 && q.bits >= 2 && found.warps == 16 && q.n <= 5120 && q.k >= 12 * 1024 ? 1.06f : 1.0f;
   for (const NarrowCost& cost : kNarrowCosts) {
     if (cost.tokens != tokens || cost.warps != found.warps) continue;
-    const float work = found.work * cost.step[q.bits - 1] * extra_work(q, tokens);
+    const float work = found.work * cost.step[q.bits - 1] * extra_work(q, tokens) * many;
     return cost.start + std::max(work, memory_us(q)) + (found.in_parts ? cost.parts : 0.0f);
   }
   return kLast;
