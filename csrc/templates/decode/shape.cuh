@@ -92,9 +92,8 @@ struct Position {
     const int group = row_group(warp >> p.warps_k_shift);
     first_step = p.slices(slice), end_step = p.slices(slice + 1);
     first_tile = p.row_groups(group), end_tile = p.row_groups(group + 1);
-    ptx::hold_below<32>(lane), ptx::hold_below<16>(warp), ptx::hold_below<2>(rank), ptx::hold(slice),
-        ptx::hold(first_step);
-    ptx::hold(end_step), ptx::hold(first_tile), ptx::hold(end_tile);
+    ptx::hold_below<32>(lane), ptx::hold_below<16>(warp), ptx::hold_below<2>(rank), ptx::hold(slice);
+    ptx::hold(first_step), ptx::hold(end_step), ptx::hold(first_tile), ptx::hold(end_tile);
   }
 
   // Row group i of the block. Why not one after the other: the longer ones, which come first, would be those of some

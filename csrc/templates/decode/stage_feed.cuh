@@ -86,35 +86,33 @@ struct StageFeed {
 
   __device__ __forceinline__ void fetch() {
     if (left <= 0) open_tiles();
-    if (left <= 0) return ptx::commit();
-    {
-      uint32_t stage = to + lane * 16;
+    if (left <= 0) return ptx::commit();  // Why so early: small products come here when they are in a hurry
+    uint32_t stage = to + lane * 16;
 #pragma unroll
-      for (int width = 8; width >= 1; width /= 2) {
-        if (!(kBits & width)) continue;
-        const uint8_t*& from = codes[planes::plane_index(kBits, width)];
-        constexpr int kBytes = kSteps * 256;  // times width
+    for (int width = 8; width >= 1; width /= 2) {
+      if (!(kBits & width)) continue;
+      const uint8_t*& from = codes[planes::plane_index(kBits, width)];
+      constexpr int kBytes = kSteps * 256;  // times width
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          const uint8_t* row = from + static_cast<uint64_t>(r ? rows_apart * (2 * width) : 0);
+      for (int r = 0; r < kRows; ++r) {
+        const uint8_t* row = from + static_cast<uint64_t>(r ? rows_apart * (2 * width) : 0);
 #pragma unroll
-          for (int i = 0; i * 512 < kBytes * width; ++i) {
-            // Why compare: a stage may be the last of its slice, and short.
-            const bool wanted =
-                kSteps == 1 ? i * 512 + 512 <= 256 * width || lane < 16 : i * 512 + lane * 16 < left * 256 * width;
-            if (wanted) ptx::copy_async(stage + r * Ring::kTileBytes + i * 512, row + i * 512);
-          }
+        for (int i = 0; i * 512 < kBytes * width; ++i) {
+          // Why compare: a stage may be the last of its slice, and short.
+          const bool wanted =
+              kSteps == 1 ? i * 512 + 512 <= 256 * width || lane < 16 : i * 512 + lane * 16 < left * 256 * width;
+          if (wanted) ptx::copy_async(stage + r * Ring::kTileBytes + i * 512, row + i * 512);
         }
-        stage += kBytes * width;
-        from += kBytes * width;
       }
-      if (lane < (Zeros ? 2 : 1) * kScaleLanes) {
-        const int step = min(walk.end_step - left + lane / 2 % kSteps, walk.end_step - 1);
-        ptx::copy_async(ring + Ring::kDepth * Ring::kStageBytes + slot + lane * 16,
-                        scales + static_cast<uint32_t>(step >> p.group_steps) * 32u);
-      }
-      left -= kSteps;
+      stage += kBytes * width;
+      from += kBytes * width;
     }
+    if (lane < (Zeros ? 2 : 1) * kScaleLanes) {
+      const int step = min(walk.end_step - left + lane / 2 % kSteps, walk.end_step - 1);
+      ptx::copy_async(ring + Ring::kDepth * Ring::kStageBytes + slot + lane * 16,
+                      scales + static_cast<uint32_t>(step >> p.group_steps) * 32u);
+    }
+    left -= kSteps;
     slot = Ring::wrapped(slot + Ring::kSlotBytes);
     to += Ring::kStageBytes;
     if (to == ring + Ring::kDepth * Ring::kStageBytes) to = ring;
