@@ -1,0 +1,36 @@
+"""Risk: a cost or a rule of family decode changes, and products get splits that were measured to be slower."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from native.emulated import built_of_kernels
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "nvidia-h200"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    return built_of_kernels(tmp_path_factory.mktemp("spread"), "decode_spread_on_host.cpp")
+
+
+@pytest.mark.parametrize("sweep", ["sweep_splits_20261123_decode.json", "sweep_splits_20261123_decode_apart.json"])
+def test_splits_that_are_chosen_are_close_to_the_fastest_that_were_measured(program, sweep):
+    times = {}
+    for dtype, n, k, rows, split, us in json.loads((RESULTS / sweep).read_text())["rows"]:
+        if split:
+            times.setdefault((int(dtype[3:]), rows, n, k), {})[tuple(split)] = us
+    asked = "".join(" ".join(map(str, product)) + "\n" for product in times)
+    answers = subprocess.run(
+        [str(program)], input=asked, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    chosen = {product: tuple(map(int, line.split())) for product, line in zip(times, answers, strict=True)}
+    measured = [product for product in times if chosen[product] in times[product]]
+    lost = {product: times[product][chosen[product]] / min(times[product].values()) - 1 for product in measured}
+    assert len(lost) > 0.85 * len(times) > 50
+    assert sum(lost.values()) / len(lost) < 0.015, sorted(lost.items(), key=lambda item: -item[1])[:5]
+    assert max(lost.values()) < 0.2, max(lost, key=lost.get)
