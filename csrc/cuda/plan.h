@@ -109,8 +109,8 @@ constexpr float extra_work(const Question& q, int tokens) {
 
 // The same of n8 and n16, by split_cost: us = start + work + parts, work a step for 16 row tiles x 128 k of split_cost,
 // no less than memory takes. From benchmarks/results/nvidia-h200/tiles_of_few_rows_20261123_2.json (15 shapes, int1 to
-// int8): off by 3 to 4% (root of mean square); of n8, n16 and n32 the tile with the least is 0.3% slower than the
-// fastest one on average, 12% at worst.
+// int8): off by 3 to 4% (root of mean square); of n8, n16 and n32 the tile with the least, by narrow_us, is 0.2% slower
+// than the fastest one on average, 7% at worst.
 struct NarrowCost {
   int tokens, warps;
   float start, parts;

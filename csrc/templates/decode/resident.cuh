@@ -1,7 +1,8 @@
 // The kernel of family `decode`: x of a block stays in shared memory.
 //
 // K is cut into slices, one a warp: warp % warps_k of a block, times the blocks of a cluster (1 or 2). The warps of one
-// slice each, over all slices, are a row group, which walks its own row tiles.
+// slice each, over all slices, are a row group, which walks its own row tiles. Those of a cluster, here 0 and 1, lie
+// apart (Position::row_group).
 //
 //     cluster of 2, warps_k = 4:            k ->
 //                     block 0                          block 1
@@ -39,7 +40,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
     __syncwarp();
     ptx::cluster_arrive_early();
   }
-  const Position at(p, Tile::kWarps);
+  const Position at(p);
   if (threadIdx.x < 16) ptx::store_shared(shared + Map::kZeros + threadIdx.x * 16, uint4{0, 0, 0, 0});
   const uint32_t x = shared + Map::kX, table = x + p.x_bytes;
 

@@ -83,7 +83,7 @@ struct Position {
   int slice;
   int first_step, end_step, first_tile, end_tile;
 
-  __device__ Position(const Problem& problem, int warps)
+  __device__ explicit Position(const Problem& problem)
       : p(problem),
         lane(threadIdx.x % 32),
         warp(threadIdx.x / 32),

@@ -136,7 +136,8 @@ __device__ __forceinline__ uint32_t load_x_16(const void* from) {
 
 // All threads of a warp: each keeps its value in a register from here on. Why: the compiler would find a number where
 // it is used, and in what lies between two products of few weights an instruction costs about five cycles, a constant
-// of the kernel more (docs/notes/decode.md, version 51). Why a shuffle: it can't find again what came through one.
+// of the kernel more (docs/notes/decode.md, version 51). Why a shuffle: it can't find again what came through one; of
+// what all lanes share it sometimes does.
 __device__ __forceinline__ void hold(int& value) { value = __shfl_sync(~0u, value, threadIdx.x % 32); }
 __device__ __forceinline__ void hold(uint32_t& value) { value = __shfl_sync(~0u, value, threadIdx.x % 32); }
 __device__ __forceinline__ void hold(float& value) { value = __shfl_sync(~0u, value, threadIdx.x % 32); }
