@@ -13,6 +13,7 @@ DECODE, OTHER = "_ZN6lowbit6decode6kernelEv", "_ZN6lowbit7dequant6kernelEv"
 NARROW, WIDE = (f"{check_cuda.BOXES[0]}INS0_4TileILi{tokens}EEEEvv" for tokens in (16, 128))
 SM80 = "_ZN6lowbit9gemm_sm80{}INS_3IntILi4EEE6__halfNS0_4TileILi{}ELb1EEENS_4FormILb0ELi0EEEEEvNS0_7ProblemE"
 LARGE = f"{check_cuda.BOXES[1]}INS0_4TileILi256EEEEvv"
+PLAIN = "FormILb0ELNS_8ZeroFormE0E"
 GOOD = ["S2R", "PREEXIT", "LDGSTS.E.BYPASS.128", "ACQBULK", "LDG.E.128", "HMMA.16816.F32", "STG.E", "EXIT"]
 
 
@@ -114,6 +115,8 @@ def test_kernels_that_must_be_alone_are_told_by_their_names():
     assert bounds(NARROW) == [(640, 88)] and bounds(WIDE) == [(384, 168)]
     narrow = next(found for names, found in check_cuda.ALONE.items() if names.match(NARROW))
     assert [narrow.on(arch).registers for arch in ("90a", "100", "120")] == [88, 96, 96]
+    assert bounds(NARROW + PLAIN) == bounds(NARROW.replace("16", "8") + PLAIN) == [(576, 96)]
+    assert bounds(NARROW + "FormILb1E") == [(640, 96)] and bounds(NARROW.replace("16", "8")) == [(640, 88)]
     assert bounds(WIDE.replace("128", "64")) == bounds(WIDE.replace("128", "32")) == bounds(WIDE) == bounds(LARGE)
     assert all(bounds(SM80.format("15multiply_narrow", n)) == [(640, 96)] for n in (8, 16, 32))
     assert all(bounds(SM80.format("8multiply", n)) == [(256, 255)] for n in (48, 64, 96, 128))
@@ -123,11 +126,12 @@ def test_kernels_that_must_be_alone_are_told_by_their_names():
 
 def test_two_blocks_of_half_a_multiprocessor_fit_and_are_told_by_their_names():
     half = NARROW.replace("TileILi16E", "TileILi16ELi8E")
-    ((names, (shared, threads)),) = check_cuda.HALVES.items()
-    assert names.match(half) and not names.match(half.replace("ELi8E", "ELi16E"))
-    taken = check_cuda.constant(shared) + 1024
-    assert taken > 1024 and not list(check_cuda.usage_problems(80, 0, taken, threads))
-    assert "takes 33792 registers" in next(check_cuda.usage_problems(81, 0, taken, threads))
+    for name, most, too_many in ((half, 80, 33792), (half + PLAIN, 96, 33280)):
+        ((shared, threads),) = (found for names, found in check_cuda.HALVES.items() if names.match(name))
+        taken = check_cuda.constant(shared) + 1024
+        assert taken > 1024 and not list(check_cuda.usage_problems(most, 0, taken, threads))
+        assert f"takes {too_many} registers" in next(check_cuda.usage_problems(most + 1, 0, taken, threads))
+        assert not any(names.match(name.replace("ELi8E", "ELi16E")) for names in check_cuda.HALVES)
 
 
 def test_a_kernel_that_adds_up_parts_needs_no_weight_above_its_wait():

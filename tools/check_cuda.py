@@ -50,18 +50,26 @@ class Alone:
         return replace(self, registers=self.newer, newer=None) if is_newer else self
 
 
+#: Kernels for up to 16 tokens of gemm_sm90, and what of their names says that nothing helps them but what brings stages:
+#: groups are not fine, and there are no zeros.
+_NARROW, _PLAIN = "_ZN6lowbit9gemm_sm908multiply.*TileILi{}E", "FormILb0ELNS_8ZeroFormE0E"
 #: By mangled name.
 ALONE = {
     re.compile("_ZN6lowbit6decode8resident.*KindE1E"): Alone("kSharedWhole", 512, 128),
     re.compile("_ZN6lowbit9gemm_sm8015multiply_narrow"): Alone("kSharedLarge", 640, 96),
     re.compile("_ZN6lowbit9gemm_sm808multiply.*TileILi(32|48|64|96|128)E"): Alone("kSharedLarge", 256, 255),
-    re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi16E.*FormILb1E"): Alone("kSharedAlone", 640, 96),
-    re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(8|16)E"): Alone("kSharedAlone", 640, 88, newer=96),
+    re.compile(f"{_NARROW.format('(8|16)')}.*{_PLAIN}"): Alone("kSharedAlone", 576, 96),
+    re.compile(f"{_NARROW.format(16)}.*FormILb1E"): Alone("kSharedAlone", 640, 96),
+    re.compile(f"{_NARROW.format(16)}(?!.*FormILb1E|.*{_PLAIN})"): Alone("kSharedAlone", 640, 88, newer=96),
+    re.compile(f"{_NARROW.format(8)}(?!.*{_PLAIN})"): Alone("kSharedAlone", 640, 88, newer=96),
     re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(32|48|64|96|128)E"): Alone("kSharedAlone", 384, 168),
     re.compile("_ZN6lowbit9gemm_sm9014multiply_large"): Alone("kSharedAlone", 384, 168),
 }
 #: Kernels without launch bounds that leave room for a second block: their shared memory and threads, as of Alone.
-HALVES = {re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(8|16)ELi8E"): ("kSharedHalf", 384)}
+HALVES = {
+    re.compile(f"{_NARROW.format('(8|16)')}Li8E.*{_PLAIN}"): ("kSharedHalf", 320),
+    re.compile(f"{_NARROW.format('(8|16)')}Li8E(?!.*{_PLAIN})"): ("kSharedHalf", 384),
+}
 #: Mangled names of kernels that are launched with the programmatic attribute; of those that bring weights and x as
 #: boxes of tensors; of those that read no weight and have no dynamic shared memory.
 OVERLAPS = ("_ZN6lowbit6decode", "_ZN6lowbit9gemm_sm80", "_ZN6lowbit9gemm_sm90")

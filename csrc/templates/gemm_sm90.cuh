@@ -52,23 +52,34 @@ constexpr bool kBuilt =
     false;
 #endif
 
+// Warps of a block that help: one brings stages, the next makes barriers beside it, and where something of a stage is
+// made of what was brought there are three for that.
+template <class Worker, class Tile>
+constexpr int kHelpers = Tile::kWgmma || Worker::kSummed ? 1 + kSummers : 2;
+
 // The most registers of a thread: with up to 16 tokens, what leaves room for a block of add_parts beside one of
 // multiply, which can start early then. Those of wgmma stay below theirs by as much.
-template <class Tile, class Form>
+template <class Worker, class Tile, class Form>
 struct Bounds {
+  static constexpr bool kFew = kHelpers<Worker, Tile> == 2;
   // Why more, beside smaller blocks of add_parts: with 88 kernels of fine groups spill.
   static constexpr bool kMany = Tile::kTokens == 16 && Form::kFine;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
   static constexpr int kNarrow = 96;  // Why: with 88 one kernel spills there, n16 for 1 bit with zeros
 #else
-  static constexpr int kNarrow = kMany ? 96 : 88;
+  // Why fewer with 1 bit: it took all of 96 and was slower, 8192 x 28672 by 5% with 16 tokens.
+  static constexpr int kNarrow = kMany || (kFew && Worker::kBits > 1) ? 96 : 88;
 #endif
-  static constexpr int kRegisters = Tile::kWgmma ? 168 : Tile::kHalf ? 80 : kNarrow;
+  static constexpr int kRegisters = Tile::kWgmma ? 168 : !Tile::kHalf ? kNarrow : kFew ? 96 : 80;
   static constexpr int kAddThreads = Tile::kWgmma || kMany ? 128 : 256;
 };
 
+template <class Weight, class Act, class Tile, class Form>
+using BoundsOf = Bounds<WorkerOf<Weight, Act, Tile, Form>, Tile, Form>;
+
 template <class Weight, class Act, class Tile, class Form, int Maps>
-__global__ void __maxnreg__((Bounds<Tile, Form>::kRegisters)) multiply(const __grid_constant__ Posed<Maps> p) {
+__global__ void __maxnreg__((BoundsOf<Weight, Act, Tile, Form>::kRegisters))
+    multiply(const __grid_constant__ Posed<Maps> p) {
   if constexpr (kBuilt<Tile>) {
     using Worker = WorkerOf<Weight, Act, Tile, Form>;
     using Map = typename Worker::Map;
@@ -87,6 +98,7 @@ __global__ void __maxnreg__((Bounds<Tile, Form>::kRegisters)) multiply(const __g
       if (ptx::elect_one()) producer.start();
     } else if (helper == 1) {
       if (ptx::elect_one()) {
+        ptx::prefetch_map(p.maps[kMapOfX]);
         const int arrivals = Tile::kWgmma ? Tile::kWarps : p.ring.split.row_tiles * p.ring.split.parts;
 #pragma unroll 1
         for (int i = 0; i < producer.ring.depth(); ++i) {
@@ -100,13 +112,12 @@ __global__ void __maxnreg__((Bounds<Tile, Form>::kRegisters)) multiply(const __g
           ptx::barrier_expect(base + Map::kMet, own * p.ring.slices * Tile::kColumns * 512);
         }
       }
-    } else if (helper == 2) {
-      if (ptx::elect_one()) ptx::prefetch_map(p.maps[kMapOfX]);
     }
     __syncthreads();
     if (!Tile::kWgmma && p.ring.split.blocks > 1) ptx::cluster_arrive_early();
     if constexpr (Weight::kCodebook) {
-      CodebookTable<Weight::kBits, Act>::make(base + Map::kTable, p.codebook, warp, Tile::kThreads / 32, lane);
+      CodebookTable<Weight::kBits, Act>::make(base + Map::kTable, p.codebook, warp,
+                                              Tile::kWarps + kHelpers<Worker, Tile>, lane);
       __syncthreads();
     }
     // Why only here: it may read the unit of the table.
@@ -140,10 +151,11 @@ struct Kernels {
 template <class Weight, class Act, class Tile, class Form>
 inline Kernels kernels() {
   using Worker = WorkerOf<Weight, Act, Tile, Form>;
-  constexpr int kAdds = Bounds<Tile, Form>::kAddThreads, kMaps = gemm_sm90::kMaps<typename Worker::Stage>;
+  constexpr int kAdds = BoundsOf<Weight, Act, Tile, Form>::kAddThreads,
+                kMaps = gemm_sm90::kMaps<typename Worker::Stage>;
   Kernels found{nullptr,
                 nullptr,
-                Tile::kLarge ? kLargeThreads : 32 * (Tile::kWarps + 4),
+                Tile::kLarge ? kLargeThreads : 32 * (Tile::kWarps + kHelpers<Worker, Tile>),
                 Tile::kShared,
                 kAdds,
                 kAddBlocks<Tile, kAdds>,

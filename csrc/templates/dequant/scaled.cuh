@@ -10,18 +10,6 @@
 
 namespace lowbit {
 
-// Both halves the same number.
-template <class Act>
-__device__ __forceinline__ uint32_t both_halves(float value) {
-  if constexpr (std::is_same<Act, __half>::value) {
-    const __half2 pair = __float2half2_rn(value);
-    return reinterpret_cast<const uint32_t&>(pair);
-  } else {
-    const __nv_bfloat162 pair = __float2bfloat162_rn(value);
-    return reinterpret_cast<const uint32_t&>(pair);
-  }
-}
-
 // Codes to numbers value / kFactor / step, exact; step as in struct Affine, 1 for floats. Their last instruction is
 // number = bits * factor + addend, of each row half.
 struct LastStep {

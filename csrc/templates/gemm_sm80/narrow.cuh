@@ -1,6 +1,6 @@
 // Up to 16 tokens, and 32 where groups are not fine: 16 warps multiply a row tile each by the worker of
-// narrow/worker.cuh; four helpers bring stages to the ring, each thread 16 bytes at a time, and add up x where offsets
-// and zeros need its sums. Barriers of places count who is done: copies that have come (full), sums of x (summed),
+// narrow/worker.cuh; four helpers bring stages to the ring, each thread 16 bytes at a time, and add up x where zeros
+// need its sums. Barriers of places count who is done: copies that have come (full), sums of x (summed),
 // warps that have read (empty).
 #pragma once
 #include "../form.cuh"
@@ -53,14 +53,13 @@ struct Helper {
     if (!kSummed) return;
     ptx::wait_arrivals(ring.full(place.index), place.parity);
     if (helper < kSummers) {
-      const float factor[2] = {Worker::sum_factor(p, 0), Worker::sum_factor(p, 1)};
       Worker::Groups::make(p, Tile::kRowTiles, ring.stage(place.index), helper * 32 + lane, kSummers * 32);
 #pragma unroll
-      for (int unit = helper; Worker::kSums && unit < kUnits; unit += kSummers) {
+      for (int unit = helper; Stage::kZeros && unit < kUnits; unit += kSummers) {
         const int step = unit / Tile::kColumns, column = unit % Tile::kColumns;
         narrow::add_up_column<Act, Stage>(
             ring.stage(place.index) + 2 * step * Stage::kXBox + column * 1024,
-            ring.sums(place.index) + unit * (narrow::kSumBytes<Stage> * narrow::kSumsOfStep<Stage>), lane, factor,
+            ring.sums(place.index) + unit * (narrow::kSumBytes * narrow::kSumsOfStep<Stage>), lane, Worker::kSumFactor,
             p.group_fragments > 0);
       }
       ptx::arrive(ring.summed(place.index));  // each lane for what it stored

@@ -1,4 +1,5 @@
-// What the helping warps of a block do: one brings the stages, three add up x where offsets and zeros need its sums.
+// What the helping warps of a block do: one brings the stages, three add up x where zeros need its sums, and find what
+// fine groups are worth.
 #pragma once
 #include "../dequant/int.cuh"
 #include "../dequant/planes.cuh"
@@ -142,7 +143,6 @@ struct Producer {
 // Sums of x, and what groups are worth. A warp takes every third of the steps and columns of a stage.
 template <class Worker, class Act, class Stage, class Tile>
 __device__ __forceinline__ void add_up_x(const Problem& p, int stages, uint32_t base, int summer, int lane) {
-  const float factor[2] = {Worker::sum_factor(p, 0), Worker::sum_factor(p, 1)};
   const Ring<Stage> ring{base, p.ring};
   auto place = ring.first();
 #pragma unroll 1
@@ -151,12 +151,12 @@ __device__ __forceinline__ void add_up_x(const Problem& p, int stages, uint32_t 
     Worker::Groups::make(p, p.ring.split.row_tiles, ring.stage(place.index), summer * 32 + lane, kSummers * 32);
     const uint32_t x = ring.stage(place.index) + Stage::kXAt, to = ring.sums(place.index);
 #pragma unroll 2
-    for (int unit_of_stage = summer; Worker::kSums && unit_of_stage < p.ring.steps * Tile::kColumns;
+    for (int unit_of_stage = summer; Stage::kZeros && unit_of_stage < p.ring.steps * Tile::kColumns;
          unit_of_stage += kSummers) {
       const int step = unit_of_stage / Tile::kColumns, column = unit_of_stage % Tile::kColumns;
       narrow::add_up_column<Act, Stage>(x + 2 * step * Stage::kXBox + column * 1024,
-                                        to + unit_of_stage * (narrow::kSumBytes<Stage> * narrow::kSumsOfStep<Stage>),
-                                        lane, factor, p.group_fragments > 0);
+                                        to + unit_of_stage * (narrow::kSumBytes * narrow::kSumsOfStep<Stage>), lane,
+                                        Worker::kSumFactor, p.group_fragments > 0);
     }
     ptx::arrive(ring.summed(place.index));  // each lane for what it stored
   }

@@ -25,12 +25,12 @@ constexpr int kSharedHalf = 110 * 1024;
 
 // Tokens: columns of a tile. Up to 16 are multiplied by mma.sync, with 16 warps, or with Workers = 8 in half of a
 // multiprocessor; more by wgmma, with two warpgroups, of which each has the registers for 64 x 128 sums. A warp takes
-// 16 rows. One more warpgroup helps: a warp brings everything, the others add up x.
+// 16 rows. More warps help: one brings everything, others add up x.
 template <int Tokens, int Workers = 16>
 struct Tile {
   static constexpr int kTokens = Tokens, kColumns = Tokens / 8;
   static constexpr bool kWgmma = Tokens >= 32;
-  static constexpr int kWarps = kWgmma ? 8 : Workers, kThreads = 32 * (kWarps + 4);
+  static constexpr int kWarps = kWgmma ? 8 : Workers;
   static constexpr bool kHalf = !kWgmma && Workers == 8;
   static constexpr int kShared = kHalf ? kSharedHalf : kSharedAlone;  // bytes of shared memory of a block
   static constexpr int kRowTiles = kWarps, kRows = 16 * kRowTiles;
@@ -75,7 +75,8 @@ struct Stage {
       Tile::kWgmma ? Weight::kCodebook || (!kFine && (Weight::kFloat || kBits >= 5)) : kFine;
   static constexpr int kScales = Tile::kRowTiles * 32 * kSteps * (kFine ? 8 : kFloatScales ? 2 : 1);  // room for them
   static constexpr int kBytes = (kX + kCodes + kScales * (kZeros ? 2 : 1) + 1023) / 1024 * 1024;      // swizzles repeat
-  static constexpr int kSums = kSteps * Tile::kTokens * (kZeros ? 4 : 8) * (kFine ? 8 : 1);  // of x: narrow/x_sums.cuh
+  // Of x, for zeros: narrow/x_sums.cuh.
+  static constexpr int kSums = kZeros ? kSteps * Tile::kTokens * 4 * (kFine ? 8 : 1) : 0;
   static constexpr int kTable = Weight::kCodebook ? kTableBytes : 0;
   // What helpers make of scales and zeros: narrow/groups.cuh. Why only of fine groups: what a worker saves, once in 128
   // k, is less than what it costs that sums of x are there later.

@@ -22,6 +22,7 @@ struct Wide {
   using Words = typename Decoder::Words;
   using Group = typename Decoder::Group;
   static constexpr int kColumns = Tile::kColumns;
+  static constexpr int kBits = Weight::kBits;
   static constexpr bool kSummed = false;
 
   const Problem& p;

@@ -25,15 +25,16 @@ namespace lowbit::narrow {
 
 template <class Weight, class Act, class Tile, class Form, class Stage, class Ring, class Problem>
 struct Worker {
+  static constexpr int kBits = Weight::kBits;
   static constexpr bool kFine = Form::kFine, kZeros = Form::kZeros;
-  using Decoder = lowbit::Decoder<Weight, Act>;
+  // Why not exact with zeros: those are taken away by sums of x, and so is the offset, for one operation a code less.
+  using Decoder = typename DecoderFor<Weight, Act, !kZeros>::Type;
   using Words = typename Decoder::Words;
   using Sum = float[Tile::kColumns][4];
   static constexpr int kColumns = Tile::kColumns;
-  static constexpr bool kSums = Decoder::kSubtractOffset || kZeros;  // sums of x are needed: x_sums.cuh
   using Groups = narrow::Groups<Decoder, Stage>;
   using Group = typename Groups::Group;
-  static constexpr bool kSummed = kSums || Groups::kMade;  // something of a stage comes from helpers
+  static constexpr bool kSummed = kZeros || Groups::kMade;  // something of a stage comes from helpers
 
   // Whether what comes from helpers is waited for after most products of a stage's first step.
   static constexpr bool kLate = !Ring::kSumsLast && !kFine;
@@ -42,7 +43,7 @@ struct Worker {
   using Tokens = uint32_t[kLoads][4];
   // Registers are: what can be found again is not kept.
   static constexpr bool kScarce = Ring::kApart && (kFine || kZeros) && kColumns == 2;
-  static constexpr bool kFindPart = kColumns == 2 && (Ring::kApart || (kFine && kZeros));
+  static constexpr bool kFindPart = kColumns == 2 && (Ring::kApart || kFine);
   // Where some are left, though, addresses are not found anew in every stage.
   static constexpr bool kKeepLane = Ring::kApart && kColumns <= 2 && !kScarce;
   static constexpr bool kKeepOwn = Ring::kApart && kColumns == 1;
@@ -88,7 +89,7 @@ struct Worker {
                        tile * problem.stage_groups + (kFine ? (part * Stage::kSteps * 8) >> problem.group_fragments
                                                             : (part * Stage::kSteps) >> problem.group_steps),
                        lane)),
-        own_sums(part * Stage::kSums + lane % 4 * (kSumBytes<Stage> / 4)) {
+        own_sums(part * Stage::kSums + lane % 4 * (kSumBytes / 4)) {
     const uint32_t own_x = Stage::kXAt + part * Stage::kX;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -120,16 +121,15 @@ struct Worker {
     }
   }
 
-  // What helpers leave of sums of x, for row half h: with zeros the sum, which the group says more of; else what the
-  // offset of all codes takes away.
-  static __device__ __forceinline__ float sum_factor(const Problem& p, int h) {
-    return (kZeros ? 1.0f : -p.zero_base * (1 << Decoder::exponent(h))) / Decoder::kUnit;
-  }
+  // What helpers multiply sums of x by.
+  static constexpr float kSumFactor = 1.0f / Decoder::kUnit;
 
-  // That of a column's two tokens of this lane; `place`: which of a step.
-  template <int Count>
-  __device__ __forceinline__ void load_sums(uint32_t sums, int step, int column, int place, float (&sum)[Count]) const {
-    ptx::load_shared(sums + ((step * kColumns + column) * kSumsOfStep<Stage> + place) * kSumBytes<Stage>, sum);
+  // With zeros: sums of x of this lane's two tokens of each column; `place`: which of a step.
+  __device__ __forceinline__ void load_sums(uint32_t sums, int step, int place, float (&x_sum)[kColumns][2]) const {
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column)
+      if constexpr (kZeros)
+        ptx::load_shared(sums + ((step * kColumns + column) * kSumsOfStep<Stage> + place) * kSumBytes, x_sum[column]);
   }
 
   __device__ __forceinline__ void apply(const Sum& sum, const float (&x_sum)[kColumns][2], const Group& group,
@@ -143,23 +143,8 @@ struct Worker {
       }
   }
 
-  // Sums begin with what the offset of all codes takes away; with zeros `apply` does that, by sums of x.
-  __device__ __forceinline__ void begin(uint32_t sums, int step, int place, Sum& sum,
-                                        float (&x_sum)[kColumns][2]) const {
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sum[column][i] = x_sum[column][i % 2] = 0.0f;
-      if constexpr (kZeros) {
-        load_sums(sums, step, column, place, x_sum[column]);
-      } else if constexpr (kSums) {
-        load_sums(sums, step, column, place, sum[column]);
-      }
-    }
-  }
-
-  // A step of 128 k whose scales are those of one group. Of the first step of a stage, sums do not begin with what
-  // comes from helpers: it is waited for, and added, when most products are done.
+  // A step of 128 k whose scales are those of one group. Of the first step of a stage, what comes from helpers is
+  // waited for when most products are done.
   template <class Place>
   __device__ __forceinline__ void run_step(uint32_t stage, uint32_t sums, int step, const Place& place,
                                            Sum& total) const {
@@ -168,13 +153,13 @@ struct Worker {
     Words words;
     load_words<Stage, Tile>(stage + Stage::kCodesAt, warp, step, lane, words);
     Group group;
-    Sum sum = {}, begun;
-    float x_sum[kColumns][2];
-    const auto from_helpers = [&](Sum& to) {
+    Sum sum = {};
+    float x_sum[kColumns][2] = {};
+    const auto from_helpers = [&] {
       group = Groups::template load<Groups::kMade>(p, stage + own_groups, step >> p.group_steps, lane);
-      begin(sums, step, 0, to, x_sum);
+      load_sums(sums, step, 0, x_sum);
     };
-    if (!late) from_helpers(sum);
+    if (!late) from_helpers();
     Tokens x;
 #pragma unroll
     for (int f = 0; f < 8; ++f) {
@@ -185,14 +170,9 @@ struct Worker {
       multiply(a, x, f, sum);
       if (late && f == 5) {
         if (kSummed) ptx::wait_arrivals(ring.summed(place.index), place.parity);
-        from_helpers(begun);
+        from_helpers();
       }
     }
-    if (late && kSums && !kZeros)
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sum[column][i] += begun[column][i];
     apply(sum, x_sum, group, total);
   }
 
@@ -210,9 +190,9 @@ struct Worker {
       const int group = Fragments == 1 ? step * 8 + first : (step * 8 + first) >> p.group_fragments;
       const Group loaded = Groups::template load<(Groups::kMade && Fragments > 1)>(
           p, stage + own_groups, group, kScarce ? ptx::thread_again() % 32 : lane);
-      Sum sum;
-      float x_sum[kColumns][2];
-      begin(sums, step, first / Fragments, sum, x_sum);
+      Sum sum = {};
+      float x_sum[kColumns][2] = {};
+      load_sums(sums, step, first / Fragments, x_sum);
 #pragma unroll
       for (int f = first; f < first + Fragments; ++f) {
         if (kColumns > 1 || f % 2 == 0) load_x(x_at, f, x);
@@ -274,8 +254,7 @@ struct Worker {
         if (kSummed && !kLate) ptx::wait_arrivals(ring.summed(place.index), place.parity);
         const uint32_t stage = ring.stage(place.index);
         // Why: where registers are scarce what can be found again is not kept.
-        const uint32_t sums =
-            ring.sums(place.index) + (kScarce ? ptx::thread_again() % 4 * (kSumBytes<Stage> / 4) : own_sums);
+        const uint32_t sums = ring.sums(place.index) + (kScarce ? ptx::thread_again() % 4 * (kSumBytes / 4) : own_sums);
         if constexpr (kFine) {
           if (p.group_fragments == 0) {
 #pragma unroll 1  // Why: else numbers of all steps that stay the same from stage to stage take registers

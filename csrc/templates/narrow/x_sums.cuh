@@ -1,4 +1,4 @@
-// Sums of x, which offsets and zeros of codes are taken away by: products with ones, of which every column is the sum.
+// Sums of x, which zeros of codes are taken away by: products with ones, of which every column is the sum.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -15,15 +15,12 @@ constexpr int kSumLanes = 4;  // of a warp that have sums, of two tokens each
 template <class Stage>
 constexpr int kSumsOfStep = Stage::kFine ? 8 : 1;
 
-// Bytes of a sum of 8 tokens: [lane][2 tokens], with zeros; else what sums of products of either row half begin with,
-// [lane][half][2 tokens]. Why: workers then have nothing to do with it.
-template <class Stage>
-constexpr int kSumBytes = kSumLanes * (Stage::kZeros ? 8 : 16);
+constexpr int kSumBytes = kSumLanes * 8;  // of a sum of 8 tokens: [lane][2 tokens]
 
-// Those of 8 tokens in a step, times factor[half]: of 128 k; where Stage::kFine of each 16 k, or of each 32 k if
-// `pairs`. x: their 128 k in a stage; to: [sum][kSumBytes]; both in shared memory.
+// Those of 8 tokens in a step, times a factor: of 128 k; where Stage::kFine of each 16 k, or of each 32 k if `pairs`.
+// x: their 128 k in a stage; to: [sum][kSumBytes]; both in shared memory.
 template <class Act, class Stage>
-__device__ __forceinline__ void add_up_column(uint32_t x, uint32_t to, int lane, const float (&factor)[2], bool pairs) {
+__device__ __forceinline__ void add_up_column(uint32_t x, uint32_t to, int lane, float factor, bool pairs) {
   constexpr uint32_t kOne = std::is_same<Act, __half>::value ? 0x3C003C00u : 0x3F803F80u;
   const uint32_t row = x + lane % 8 * 128 + ((lane / 8) ^ (lane % 8)) * 16;  // swizzled: 16 bytes of a token
   constexpr int kChains = Stage::kFine ? 4 : 2;
@@ -38,13 +35,9 @@ __device__ __forceinline__ void add_up_column(uint32_t x, uint32_t to, int lane,
     ptx::mma<Act>(sum[i % kChains], both, kOne, kOne);
   }
   // Lanes 4g + t have sums of token g.
-  constexpr int kHalves = Stage::kZeros ? 1 : 2;
-  const int token = lane / 4, half = lane % 4;
-  if (half >= kHalves) return;
-  const uint32_t here = to + token / 2 * (8 * kHalves) + half * 8 + token % 2 * 4;
-  const float own_factor = half ? factor[1] : factor[0];
+  if (lane % 4) return;
   const auto store = [&](int place, float of) {
-    ptx::store_shared(here + place * kSumBytes<Stage>, __float_as_uint(own_factor * of));
+    ptx::store_shared(to + lane + place * kSumBytes, __float_as_uint(factor * of));
   };
   if constexpr (!Stage::kFine) {
     store(0, (sum[0][0] + sum[0][2]) + (sum[1][0] + sum[1][2]));
