@@ -36,9 +36,9 @@ Split = tuple[int, int, int, int, int, int]  # row_tiles, parts, blocks, early, 
 
 
 def splits_of_few_rows(row_tiles: int, blocks: int, pairs: int) -> list[Split]:
-    """For n8 and n16: parts for a second kernel, whole tasks in two or three rounds, then tasks that fill a device of so
-    many blocks and pairs of them, in blocks of 16 warps and of 8, with all warps that there are and with half of those
-    that share K."""
+    """For n8 and n16: parts for a second kernel, whole tasks in two or three rounds, then tasks that fill a device of
+    so many blocks and pairs of them, in blocks of 16 warps and of 8, with all warps that there are and with half of
+    those that share K."""
     found = [(16, 1, 1, early, 16, 0) for early in (1, 2, 3)]
     for rounds in (2, 3):
         rows = -(-row_tiles // (rounds * blocks))

@@ -13,7 +13,7 @@ DECODE, OTHER = "_ZN6lowbit6decode6kernelEv", "_ZN6lowbit7dequant6kernelEv"
 NARROW, WIDE = (f"{check_cuda.BOXES[0]}INS0_4TileILi{tokens}EEEEvv" for tokens in (16, 128))
 SM80 = "_ZN6lowbit9gemm_sm80{}INS_3IntILi4EEE6__halfNS0_4TileILi{}ELb1EEENS_4FormILb0ELi0EEEEEvNS0_7ProblemE"
 LARGE = f"{check_cuda.BOXES[1]}INS0_4TileILi256EEEEvv"
-PLAIN = "FormILb0ELNS_8ZeroFormE0E"
+PLAIN = "FormILb0ELNS_8ZeroFormE1E"
 GOOD = ["S2R", "PREEXIT", "LDGSTS.E.BYPASS.128", "ACQBULK", "LDG.E.128", "HMMA.16816.F32", "STG.E", "EXIT"]
 
 

@@ -50,9 +50,9 @@ class Alone:
         return replace(self, registers=self.newer, newer=None) if is_newer else self
 
 
-#: Kernels for up to 16 tokens of gemm_sm90, and what of their names says that nothing helps them but what brings stages:
-#: groups are not fine, and there are no zeros.
-_NARROW, _PLAIN = "_ZN6lowbit9gemm_sm908multiply.*TileILi{}E", "FormILb0ELNS_8ZeroFormE0E"
+#: Kernels for up to 16 tokens of gemm_sm90, and what of their names says that no warps help them but those that bring
+#: stages: groups are not fine, and zeros are whole or none.
+_NARROW, _PLAIN = "_ZN6lowbit9gemm_sm908multiply.*TileILi{}E", "FormILb0ELNS_8ZeroFormE[01]E"
 #: By mangled name.
 ALONE = {
     re.compile("_ZN6lowbit6decode8resident.*KindE1E"): Alone("kSharedWhole", 512, 128),

@@ -95,43 +95,40 @@ constexpr float memory_us(const Question& q) {
   return static_cast<float>(q.n) * static_cast<float>(q.k) * (q.bits + 0.125f) / 8 / kBytesPerUs;
 }
 
-// What zeros and codebooks multiply work by. Zeros cost one more operation a value, which more tokens share. Measured
-// at 8192 x 8192, uint4 beside int4: n8 13.3 and 12.8 us, n16 15.1 and 14.0, n32 18.8 and 14.5, n64 23.5 and 19.6, n256
-// 62 and 57. Values of a codebook are looked up: n8 17.6 us and int4 13.7 with groups of 64, n64 27.8 and 22.4, n256
-// 57.5 and 54.
+// What zeros and codebooks multiply work by. Zeros that are no whole numbers cost up to 16 tokens helping warps, and
+// others one more operation a value, which more tokens share. Measured at 8192 x 8192, uint4 beside int4: n32 18.8 and
+// 14.5 us, n64 23.5 and 19.6, n256 62 and 57. Values of a codebook are looked up: n8 17.6 us and int4 13.7 with groups
+// of 64, n64 27.8 and 22.4, n256 57.5 and 54.
 constexpr float extra_work(const Question& q, int tokens) {
   const float zeros = q.zero_kind == ZeroKind::kNone ? 1.0f
-                      : tokens <= 16                 ? 1.1f
+                      : tokens <= 16                 ? (q.any_zeros() ? 1.2f : 1.05f)
                       : q.any_zeros()                ? 1 + 10.0f / tokens
                                                      : 1.0f;
   return zeros * (!q.codebook ? 1.0f : tokens < 256 ? 1.25f : 1.07f);
 }
 
-// The same of n8 and n16, by split_cost: us = start + work + parts, work a step for 16 row tiles x 128 k of split_cost,
-// no less than memory takes. From benchmarks/results/nvidia-h200/tiles_of_few_rows_20261123_2.json (15 shapes, int1 to
-// int8): off by 3 to 4% (root of mean square); of n8, n16 and n32 the tile with the least, by narrow_us, is 0.2% slower
-// than the fastest one on average, 7% at worst.
+// The same of n8 and n16, by narrow_work: us = start + work + parts, work a step for 16 row tiles x 128 k, no less than
+// memory takes. From benchmarks/results/nvidia-h200/tiles_of_few_rows_20261123_3.json (15 shapes, int1 to int8): off by
+// 2 to 7% (root of mean square); of n8, n16 and n32 the tile with the least is 0.1% slower than the fastest one on
+// average, 4% at worst.
 struct NarrowCost {
   int tokens, warps;
   float start, parts;
   float step[8];  // by bits, from 1
 };
 constexpr NarrowCost kNarrowCosts[] = {
-    {8, 8, 1.8f, 0.0f, {0.34f, 0.37f, 0.47f, 0.41f, 0.58f, 0.67f, 0.68f, 0.68f}},
-    {8, 16, 3.2f, 2.1f, {0.31f, 0.32f, 0.45f, 0.46f, 0.60f, 0.71f, 0.74f, 0.75f}},
-    {16, 8, 1.9f, 0.0f, {0.44f, 0.46f, 0.54f, 0.55f, 0.64f, 0.68f, 0.75f, 0.75f}},
-    {16, 16, 3.6f, 1.5f, {0.41f, 0.43f, 0.51f, 0.50f, 0.62f, 0.70f, 0.70f, 0.70f}},
+    {8, 8, 2.0f, 0.0f, {0.27f, 0.32f, 0.39f, 0.35f, 0.50f, 0.54f, 0.62f, 0.55f}},
+    {8, 16, 2.5f, 1.6f, {0.32f, 0.35f, 0.45f, 0.42f, 0.55f, 0.58f, 0.64f, 0.44f}},
+    {16, 8, 2.1f, 0.0f, {0.32f, 0.35f, 0.40f, 0.40f, 0.53f, 0.55f, 0.65f, 0.58f}},
+    {16, 16, 2.5f, 1.6f, {0.46f, 0.48f, 0.54f, 0.53f, 0.62f, 0.66f, 0.72f, 0.55f}},
 };
 
 constexpr float narrow_us(const Question& q, int tokens) {
   if (q.clusters[0] < 1) return kLast;
   const NarrowWork found = narrow_work((q.n + 15) / 16, (q.k + 127) / 128, tokens, q.bits, q.fine(), q.clusters);
-  // Few row tiles that have many k, n16 and n32, us: 4096 x 14336, W4 13.9 and 12.5, W2 11.9 and 11.3; 3584 x 14336, W4
-  // 12.9 and 11.5, W6 15.2 and 14.7.
-  const float many = tokens == 16 && q.bits >= 2 && found.warps == 16 && q.n <= 5120 && q.k >= 12 * 1024 ? 1.06f : 1.0f;
   for (const NarrowCost& cost : kNarrowCosts) {
     if (cost.tokens != tokens || cost.warps != found.warps) continue;
-    const float work = found.work * cost.step[q.bits - 1] * extra_work(q, tokens) * many;
+    const float work = found.work * cost.step[q.bits - 1] * extra_work(q, tokens);
     return cost.start + std::max(work, memory_us(q)) + (found.in_parts ? cost.parts : 0.0f);
   }
   return kLast;
@@ -156,9 +153,10 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
 constexpr bool prefers_n8(const Question& q) {
   const int64_t tiles = (q.n + 15) / 16, steps = (q.k + 127) / 128, work = tiles * steps;
   const bool half = split_of({tiles, steps, 8, q.bits, 8, q.clusters, ~0u}).row_tiles > 0;
+  if (q.m == 2 && q.bits == 4 && half && steps >= 100) return true;
   if (q.m <= 2) return half && q.bits == 8 && work <= 12 * 1024;
-  if (half && (q.bits == 4 || work <= (q.bits == 8 ? 14 : 8) * 1024)) return true;
-  return steps >= 100 && q.n <= 8192 && (q.bits >= 4 || (q.m == 4 && (steps <= 128 || q.n <= 5120)));
+  if (half && (q.bits == 4 || (q.bits == 8 && work <= 14 * 1024))) return true;
+  return steps >= 100 && q.n <= 8192 && (q.bits >= 4 || steps <= 128 || q.n <= 5120);
 }
 
 // What a tile of family decode that holds the product takes, beside the others: less than any of gemm_sm90 takes, or
@@ -174,9 +172,10 @@ constexpr float decode_rank(int tokens, const Question& q) {
   // Floats of 4 bits: 28672 x 4096, 1 row 22.7 us, by n8 20.3; 4096 x 4096 6.2 and 6.2, but by n4 5.7; 8192 x 8192 13.1
   // and 13.5.
   if (q.is_float && q.bits == 4) return q.n * q.k > 4096 * 4096 ? last : tokens == 4 ? 0.0f : rank;
-  // Codes of 3 bits: 4096 x 4096, 1 row by n1 and n4 3.4 and 3.5 us; but, by n1, n2 and n4 of some versions ago, 55296
-  // x 5120 35.1, 31.8 and 31.0.
-  return q.bits == 3 && tokens == 4 && q.n * q.k > 200 * 1024 * 1024 ? 0.0f : rank;
+  // Few row tiles that have many k, 2 rows by n2 and n4: 3584 x 14336 W2 7.7 and 6.9 us, W5 10.7 and 10.1, W7 13.6 and
+  // 13.0, but W3 8.2 and 8.4, W8 14.2 and 14.6.
+  const bool is_long = q.m == 2 && q.n <= 5120 && q.k >= 12 * 1024 && q.bits != 3 && q.bits != 4 && q.bits != 8;
+  return is_long && tokens == 4 ? 0.0f : rank;
 }
 
 // Microseconds, about, that a tile takes; from kLast on it is one to try after others, at kNever none to try. The tile

@@ -116,9 +116,11 @@ struct ValuesOf : ValueDecoder {
   static constexpr bool kHalf = std::is_same<Act, __half>::value;
   static constexpr float kUnit = kHalf ? 512.0f : 64.0f;
 
-  uint32_t minus_offset;
+  uint32_t addend;
 
-  __device__ explicit ValuesOf(float offset) : minus_offset(both_halves<Act>(-offset / kUnit)) {}
+  __device__ explicit ValuesOf(float offset) : addend(addend_of(offset)) {}
+  // What takes an offset, a whole number, away, or for all codes the half of 1 bit.
+  static __device__ __forceinline__ uint32_t addend_of(float offset) { return both_halves<Act>(offset * (-1 / kUnit)); }
 
   // 2^(15 - q), 2^(127 - q).
   static __host__ __device__ constexpr uint32_t factor(int q) {
@@ -126,12 +128,17 @@ struct ValuesOf : ValueDecoder {
   }
 
   __device__ __forceinline__ void fragment(const Words& from, int f, uint32_t (&a)[4]) const {
+    fragment(from, f, {addend, addend}, a);
+  }
+  // With an offset of its own for each row half.
+  static __device__ __forceinline__ void fragment(const Words& from, int f, const uint32_t (&addends)[2],
+                                                  uint32_t (&a)[4]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int q = Codes::place(f, h);
       Codes::alone(Codes::placed(from, f, h), q, h, a);
-      a[h] = ptx::multiply_add<Act>(a[h], factor(q), minus_offset);
-      a[2 + h] = ptx::multiply_add<Act>(a[2 + h], factor(q), minus_offset);
+      a[h] = ptx::multiply_add<Act>(a[h], factor(q), addends[h]);
+      a[2 + h] = ptx::multiply_add<Act>(a[2 + h], factor(q), addends[h]);
     }
   }
 };

@@ -51,11 +51,13 @@ template <class Weight, class Tile, class Form>
 struct Stage {
   static constexpr int kBits = Weight::kBits;
   static constexpr bool kFine = Form::kFine, kZeros = Form::kZeros, kFloatScales = false;
+  static constexpr bool kWhole = Form::kZeroForm == ZeroForm::kWhole;
   static constexpr int kXBox = Tile::kTokens * 128;                           // bytes of 64 k
   static constexpr int kStepCodes = Tile::kRowTiles * 256 * kBits;            // and of 128 k
   static constexpr int kStepScales = Tile::kRowTiles * 32 * (kFine ? 8 : 1);  // room for them
   static constexpr int kMost = Tile::kNarrow ? 8 : 5;  // stages in a ring. Why no more: enough bytes are under way then
-  static constexpr int kStepSums = kZeros ? Tile::kTokens * 4 * (kFine ? 8 : 1) : 0;  // of x: narrow/x_sums.cuh
+  static constexpr int kStepSums =
+      kZeros && !kWhole ? Tile::kTokens * 4 * (kFine ? 8 : 1) : 0;  // of x: narrow/x_sums.cuh
   static constexpr int kStepRaw = 2 * kXBox + kStepCodes + kStepScales * (kZeros ? 2 : 1);
   static constexpr int kRoomOfGroups = Tile::kRowTiles * 4 * (kZeros ? 128 : 64);
   // Whether helpers make what scales and zeros are worth (narrow/groups.cuh): of fine groups, where two stages stay in

@@ -54,6 +54,7 @@ template <class Weight, class Tile, class Form>
 struct Stage {
   static constexpr int kBits = Weight::kBits;
   static constexpr bool kFine = Form::kFine, kZeros = Form::kZeros, kNarrow = !Tile::kWgmma, kHalf = Tile::kHalf;
+  static constexpr bool kWhole = Form::kZeroForm == ZeroForm::kWhole;
   static constexpr int kRowTiles = Tile::kRowTiles, kShared = Tile::kShared;
   static constexpr int kXBox = Tile::kTokens * 128;  // bytes of 64 k
   static constexpr int kStepBytes = 2 * kXBox + Tile::kRowTiles * 256 * kBits;
@@ -76,7 +77,7 @@ struct Stage {
   static constexpr int kScales = Tile::kRowTiles * 32 * kSteps * (kFine ? 8 : kFloatScales ? 2 : 1);  // room for them
   static constexpr int kBytes = (kX + kCodes + kScales * (kZeros ? 2 : 1) + 1023) / 1024 * 1024;      // swizzles repeat
   // Of x, for zeros: narrow/x_sums.cuh.
-  static constexpr int kSums = kZeros ? kSteps * Tile::kTokens * 4 * (kFine ? 8 : 1) : 0;
+  static constexpr int kSums = kZeros && !kWhole ? kSteps * Tile::kTokens * 4 * (kFine ? 8 : 1) : 0;
   static constexpr int kTable = Weight::kCodebook ? kTableBytes : 0;
   // What helpers make of scales and zeros: narrow/groups.cuh. Why only of fine groups: what a worker saves, once in 128
   // k, is less than what it costs that sums of x are there later.

@@ -18,9 +18,11 @@ struct Groups {
   static constexpr int kPitch = Stage::kZeros ? 16 : 8;  // bytes of two rows
   static constexpr int kRaw = Stage::kCodesAt + Stage::kCodes;
 
-  // Of rows g and g + 8, and with zeros what sums of x are worth beside: total += scale * sum + on_x * x_sum.
+  // Of rows g and g + 8, and with zeros what sums of x are worth beside, total += scale * sum + on_x * x_sum, or of
+  // whole ones what the decoder adds.
   struct Group {
     float scale[2], on_x[2];
+    uint32_t addend[2];
   };
 
   // Whether helpers make those of this weight.
@@ -33,8 +35,12 @@ struct Groups {
   template <class Problem>
   static __device__ __forceinline__ Group find(const Problem& p, uint32_t from, int number) {
     const float2 scales = load_pair<Stage>(p, from, number);
-    Group found{{scales.x, scales.y}, {}};
-    if constexpr (Stage::kZeros) {
+    Group found{{scales.x, scales.y}, {}, {}};
+    if constexpr (Stage::kWhole) {
+      const float2 zeros = load_pair<Stage>(p, from + Stage::kScales, number);
+      found.addend[0] = Decoder::addend_of(fmaf(zeros.x, p.zero_on_code, p.zero_base));
+      found.addend[1] = Decoder::addend_of(fmaf(zeros.y, p.zero_on_code, p.zero_base));
+    } else if constexpr (Stage::kZeros) {
       const float2 zeros = load_pair<Stage>(p, from + Stage::kScales, number);
       const float base = Decoder::kSubtractOffset ? p.zero_base : 0.0f;
 #pragma unroll
@@ -83,7 +89,7 @@ struct Groups {
       if constexpr (Stage::kZeros) {
         float all[4];
         ptx::load_shared(from, all);
-        loaded = {{all[0], all[1]}, {all[2], all[3]}};
+        loaded = {{all[0], all[1]}, {all[2], all[3]}, {}};
       } else {
         ptx::load_shared(from, loaded.scale);
       }

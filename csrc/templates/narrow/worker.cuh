@@ -26,8 +26,10 @@ namespace lowbit::narrow {
 template <class Weight, class Act, class Tile, class Form, class Stage, class Ring, class Problem>
 struct Worker {
   static constexpr int kBits = Weight::kBits;
-  static constexpr bool kFine = Form::kFine, kZeros = Form::kZeros;
-  // Why not exact with zeros: those are taken away by sums of x, and so is the offset, for one operation a code less.
+  // Whole zeros are part of the number that makes a value of a code. Others are taken away by sums of x.
+  static constexpr bool kFine = Form::kFine, kWhole = Form::kZeroForm == ZeroForm::kWhole;
+  static constexpr bool kZeros = Form::kZeroForm == ZeroForm::kAny;
+  // Why not exact where there are sums of x: they take the offset away too, for one operation a code less.
   using Decoder = typename DecoderFor<Weight, Act, !kZeros>::Type;
   using Words = typename Decoder::Words;
   using Sum = float[Tile::kColumns][4];
@@ -37,7 +39,7 @@ struct Worker {
   static constexpr bool kSummed = kZeros || Groups::kMade;  // something of a stage comes from helpers
 
   // Whether what comes from helpers is waited for after most products of a stage's first step.
-  static constexpr bool kLate = !Ring::kSumsLast && !kFine;
+  static constexpr bool kLate = !Ring::kSumsLast && !kFine && !kWhole;
 
   static constexpr int kLoads = (kColumns + 1) / 2;  // of x of a fragment
   using Tokens = uint32_t[kLoads][4];
@@ -166,7 +168,11 @@ struct Worker {
       if (kXApart && f == 4) __syncwarp();
       if (kColumns > 1 || f % 2 == 0) load_x(x_at, f, x);
       uint32_t a[4];
-      decoder.fragment(words, f, a);
+      if constexpr (kWhole) {
+        decoder.fragment(words, f, group.addend, a);
+      } else {
+        decoder.fragment(words, f, a);
+      }
       multiply(a, x, f, sum);
       if (late && f == 5) {
         if (kSummed) ptx::wait_arrivals(ring.summed(place.index), place.parity);
