@@ -146,32 +146,41 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
   return cost.start + std::max(work, memory_us(q)) + (dealt.in_parts() ? cost.parts : 0.0f);
 }
 
-// Whether n8 takes an integer product of up to 4 rows that decode holds: where its blocks take half of a
-// multiprocessor, few steps or 4 bits with 3 and 4 rows, and many k. Measured on an H200, us, n4 and n8 at 4 rows: 4096
-// x 4096 W4 4.6 and 4.3, W8 6.2 and 5.5; 8192 x 8192 W4 11.2 and 10.4, W1 7.3 and 8.0, W8 18.9 and 19.1; 8192 x 28672
-// W4 34.0 and 32.7, W2 22.7 and 26.1; at one row n1 and n8, 4608 x 3584 W8 7.6 and 6.5.
+// Whether blocks of n8 take half of a multiprocessor.
+constexpr bool takes_half(const Question& q) {
+  return split_of({(q.n + 15) / 16, (q.k + 127) / 128, 8, q.bits, 8, q.clusters, ~0u}).row_tiles > 0;
+}
+
+// Whether n8 takes an integer product of up to 4 rows that decode holds: 4 and 8 bits by halves of a multiprocessor,
+// and many k. Measured on an H200, us, n4 and n8 at 4 rows: 4096 x 4096 W4 4.2 and 3.9, W8 5.5 and 5.4; 8192 x 8192
+// W4 10.7 and 10.1, W1 6.9 and 7.2; at 3 rows 4096 x 14336 W1 7.5 and 6.6, W3 9.6 and 8.9; at 2 rows n2 and n8, 3584 x
+// 14336 W4 8.7 and 8.4; at one row n1 and n8, 4608 x 3584 W8 7.6 and 6.5.
 constexpr bool prefers_n8(const Question& q) {
   const int64_t tiles = (q.n + 15) / 16, steps = (q.k + 127) / 128, work = tiles * steps;
-  const bool half = split_of({tiles, steps, 8, q.bits, 8, q.clusters, ~0u}).row_tiles > 0;
+  const bool half = takes_half(q);
   if (q.m == 2 && q.bits == 4 && half && steps >= 100) return true;
   if (q.m <= 2) return half && q.bits == 8 && work <= 12 * 1024;
   if (half && (q.bits == 4 || (q.bits == 8 && work <= 14 * 1024))) return true;
   return steps >= 100 && q.n <= 8192 && (q.bits >= 4 || steps <= 128 || q.n <= 5120);
 }
 
+// The same for floats, and few row tiles that have many k: all of x is in shared memory, and k is split too little to
+// fill the device. n1 and n8, us: float4 4096 x 4096 5.9 and 4.5, 8192 x 8192 12.9 and 11.1, 28672 x 4096 22.7
+// and 20.3, but 57344 x 8192 65.7 and 68.4; float8 4096 x 4096 7.4 and 5.6, 8192 x 8192 19.1 and 19.1.
+constexpr bool floats_prefer_n8(const Question& q) {
+  if (takes_half(q)) return true;
+  return q.bits == 4 && q.k % 8192 ? q.n * q.k > 4096 * 4096 : q.n <= 5120 && q.k >= 24 * 1024;
+}
+
 // What a tile of family decode that holds the product takes, beside the others: less than any of gemm_sm90 takes, or
-// more where one of these is faster. Mostly the smallest tile is the fastest, within 1% on average of n1, n2, n4 and n8
-// for integers (benchmarks/results/nvidia-h200/tiles_of_few_rows_20261123.json: 15 shapes, 1 to 4 rows of x, fp16,
-// group 128); the exceptions are those below. A model of times was off by 8%, and chose no better.
+// more where one of these is faster. Mostly the smallest tile is the fastest; the exceptions are those below, with
+// which 0.4% is lost on average, 9% at worst, to the fastest of n2, n4 and n8 for integers
+// (benchmarks/results/nvidia-h200/tiles_of_few_rows_20261123_3.json: 15 shapes, 2 to 4 rows of x, fp16, group 128). A
+// model of times was off by 8%, and chose no better.
 constexpr float decode_rank(int tokens, const Question& q) {
   const float rank = 0.01f * static_cast<float>(tokens), last = kLast + rank * 1e5f;
-  // Few row tiles have many k: all of x is in shared memory, and k is split too little to fill the device.
-  if (q.is_float ? q.n <= 5120 && (q.k >= 24 * 1024 || (q.bits <= 2 && q.m == 4 && q.k >= 12 * 1024)) : prefers_n8(q))
-    return last;
+  if (q.is_float ? floats_prefer_n8(q) : prefers_n8(q)) return last;
   if (q.k % 8192 == 0) return rank;
-  // Floats of 4 bits: 28672 x 4096, 1 row 22.7 us, by n8 20.3; 4096 x 4096 6.2 and 6.2, but by n4 5.7; 8192 x 8192 13.1
-  // and 13.5.
-  if (q.is_float && q.bits == 4) return q.n * q.k > 4096 * 4096 ? last : tokens == 4 ? 0.0f : rank;
   // Few row tiles that have many k, 2 rows by n2 and n4: 3584 x 14336 W2 7.7 and 6.9 us, W5 10.7 and 10.1, W7 13.6 and
   // 13.0, but W3 8.2 and 8.4, W8 14.2 and 14.6.
   const bool is_long = q.m == 2 && q.n <= 5120 && q.k >= 12 * 1024 && q.bits != 3 && q.bits != 4 && q.bits != 8;

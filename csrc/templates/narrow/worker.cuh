@@ -1,13 +1,14 @@
-// What a warp does with its 16 rows, or its part of K of them, of a stage and up to 32 tokens: mma.sync on codes,
-// scales on sums of a group.
+// What a warp does with its 16 rows, or its part of K of them, of a stage and up to 32 tokens: mma.sync on values of
+// codes without scale, or on bare codes where zeros are no whole numbers; scales on sums of a group.
 //
 // For families that bring stages through a ring. Stage: from kCodesAt on codes [plane][warp][step] of kSteps steps of
-// 128 k a warp, then scales and zeros [row tile][group][16]; from kGroupsAt on what helpers make of these (groups.cuh);
-// from kXAt on x [part of K][64 k][token][128 bytes], swizzled. Ring: where its places, their barriers and their sums
-// of x [part of K] lie (`stage`, `full`, `summed`, `empty`, `sums`), the order of places (`first`), whether sums that
-// are there tell that all of the stage is (`kSumsLast`), whether registers are so few that loads of steps and groups
-// are kept apart (`kApart`), and whether warps may share K (`kSplits`; then where sums meet, meeting.cuh).
-// Problem: what load.cuh, groups.cuh and parts.cuh need, group_steps, and where warps may share K ring (Stages).
+// 128 k a warp, then scales and zeros [row tile][group][16], kWhole where these are whole; from kGroupsAt on what
+// helpers make of these (groups.cuh); from kXAt on x [part of K][64 k][token][128 bytes], swizzled. Ring: where its
+// places, their barriers and their sums of x [part of K] lie (`stage`, `full`, `summed`, `empty`, `sums`), the order of
+// places (`first`), whether sums that are there tell that all of the stage is (`kSumsLast`), whether registers are so
+// few that loads of steps and groups are kept apart (`kApart`), and whether warps may share K (`kSplits`; then where
+// sums meet, meeting.cuh). Problem: what load.cuh, groups.cuh and parts.cuh need, group_steps, and where warps may
+// share K ring (Stages).
 #pragma once
 #include "../dequant/codebook.cuh"
 #include "../dequant/float.cuh"
