@@ -59,7 +59,7 @@ constexpr int64_t half_cost(const Split& split, const SplitQuestion& q) {
 
 // How early such a block asks for weights, and lets the next one begin: that takes 1 us, and until its wait is over 2
 // more. Measured on an H200, the best of three numbers of stages and four of eighths at 4096 x 4096 to 8192 x 8192 with
-// 1, 3, 4 and 8 bits: this is 0.5% slower on average, 2.3% at worst (sweep_splits_20261123_exact.json).
+// 1, 3, 4 and 8 bits: this is 0.2% slower on average, 1.5% at worst (sweep_splits_20261123_exact.json).
 constexpr Split half_of(Split split, const SplitQuestion& q) {
   const int64_t work = q.tiles * q.steps;
   split.early = 3, split.next_after = q.bits >= 7 && q.steps > 64 ? 8 : 6;

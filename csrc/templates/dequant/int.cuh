@@ -119,7 +119,7 @@ struct ValuesOf : ValueDecoder {
   uint32_t addend;
 
   __device__ explicit ValuesOf(float offset) : addend(addend_of(offset)) {}
-  // What takes an offset, a whole number, away, or for all codes the half of 1 bit.
+  // What takes an offset away: a whole number, 0.5 for codes of 1 bit that have no zeros.
   static __device__ __forceinline__ uint32_t addend_of(float offset) { return both_halves<Act>(offset * (-1 / kUnit)); }
 
   // 2^(15 - q), 2^(127 - q).
