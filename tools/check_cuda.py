@@ -53,22 +53,22 @@ class Alone:
 #: Kernels for up to 16 tokens of gemm_sm90, and what of their names says that no warps help them but those that bring
 #: stages: groups are not fine, and zeros are whole or none.
 _NARROW, _PLAIN = "_ZN6lowbit9gemm_sm908multiply.*TileILi{}E", "FormILb0ELNS_8ZeroFormE[01]E"
-#: By mangled name.
+#: By mangled name, the first that matches.
 ALONE = {
     re.compile("_ZN6lowbit6decode8resident.*KindE1E"): Alone("kSharedWhole", 512, 128),
     re.compile("_ZN6lowbit9gemm_sm8015multiply_narrow"): Alone("kSharedLarge", 640, 96),
     re.compile("_ZN6lowbit9gemm_sm808multiply.*TileILi(32|48|64|96|128)E"): Alone("kSharedLarge", 256, 255),
     re.compile(f"{_NARROW.format('(8|16)')}.*{_PLAIN}"): Alone("kSharedAlone", 576, 96),
     re.compile(f"{_NARROW.format(16)}.*FormILb1E"): Alone("kSharedAlone", 640, 96),
-    re.compile(f"{_NARROW.format(16)}(?!.*FormILb1E|.*{_PLAIN})"): Alone("kSharedAlone", 640, 88, newer=96),
-    re.compile(f"{_NARROW.format(8)}(?!.*{_PLAIN})"): Alone("kSharedAlone", 640, 88, newer=96),
+    re.compile(_NARROW.format("(8|16)")): Alone("kSharedAlone", 640, 88, newer=96),
     re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(32|48|64|96|128)E"): Alone("kSharedAlone", 384, 168),
     re.compile("_ZN6lowbit9gemm_sm9014multiply_large"): Alone("kSharedAlone", 384, 168),
 }
-#: Kernels without launch bounds that leave room for a second block: their shared memory and threads, as of Alone.
+#: Kernels without launch bounds that leave room for a second block: their shared memory and threads, as of Alone;
+#: the first that matches.
 HALVES = {
     re.compile(f"{_NARROW.format('(8|16)')}Li8E.*{_PLAIN}"): ("kSharedHalf", 320),
-    re.compile(f"{_NARROW.format('(8|16)')}Li8E(?!.*{_PLAIN})"): ("kSharedHalf", 384),
+    re.compile(f"{_NARROW.format('(8|16)')}Li8E"): ("kSharedHalf", 384),
 }
 #: Mangled names of kernels that are launched with the programmatic attribute; of those that bring weights and x as
 #: boxes of tensors; of those that read no weight and have no dynamic shared memory.

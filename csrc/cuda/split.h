@@ -17,10 +17,12 @@ constexpr int kBytesPerNs = 31;  // of weights from memory, for a multiprocessor
 constexpr int kXNs = 20;         // x of 128 k
 constexpr int kAddNs = 2600;     // a second kernel that adds up parts
 
+// As many warps as take the time of these. Why: each of four schedulers has a quarter of them.
+constexpr int64_t busy_warps(int warps) { return (warps + 3) / 4 * 4; }
+
 // What blocks take that each walk `own` times 128 k with so many warps and parts of K.
 constexpr int64_t block_ns(int64_t own, int warps, int parts, const SplitQuestion& q) {
-  // Why: four schedulers have a quarter of the warps each.
-  const int64_t busy = own * ((warps + 3) / 4 * 4) * kTileNs[q.tokens > 8][q.bits - 1];
+  const int64_t busy = own * busy_warps(warps) * kTileNs[q.tokens > 8][q.bits - 1];
   const int64_t memory = q.tiles * q.steps * (256 * q.bits + 32) / (int64_t{kBytesPerNs} * q.clusters[0]);
   return (busy > memory ? busy : memory) + own * parts * kXNs;
 }
@@ -114,7 +116,7 @@ constexpr NarrowWork narrow_work(int64_t tiles, int64_t steps, int tokens, int b
     if (split.row_tiles == 0) continue;
     if (warps < narrow::kMostWorkers) return {warps, static_cast<float>(half_cost(split, q)) / 16, false};
     const bool dealt = split.row_tiles == warps && split.parts * split.blocks == 1;
-    const int64_t busy = (split.row_tiles * split.parts + 3) / 4 * 4;
+    const int64_t busy = busy_warps(split.row_tiles * split.parts);
     return {warps, static_cast<float>((dealt ? dealt_steps(q) : own_steps(split, q)) * busy) / 16,
             dealt && dealt_in_parts(q)};
   }

@@ -16,7 +16,7 @@ enum class ZeroForm { kNone, kWhole, kAny };
 // What a kernel is built for. Fine: groups of less than 128 k, or any.
 template <bool Fine, ZeroForm Zeros>
 struct Form {
-  static constexpr bool kFine = Fine, kZeros = Zeros != ZeroForm::kNone;
+  static constexpr bool kFine = Fine, kZeros = Zeros != ZeroForm::kNone, kWhole = Zeros == ZeroForm::kWhole;
   static constexpr ZeroForm kZeroForm = Zeros;
 };
 

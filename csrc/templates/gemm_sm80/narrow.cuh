@@ -55,7 +55,7 @@ struct Helper {
     if (helper < kSummers) {
       Worker::Groups::make(p, Tile::kRowTiles, ring.stage(place.index), helper * 32 + lane, kSummers * 32);
 #pragma unroll
-      for (int unit = helper; Worker::kZeros && unit < kUnits; unit += kSummers) {
+      for (int unit = helper; Worker::kSums && unit < kUnits; unit += kSummers) {
         const int step = unit / Tile::kColumns, column = unit % Tile::kColumns;
         narrow::add_up_column<Act, Stage>(
             ring.stage(place.index) + 2 * step * Stage::kXBox + column * 1024,

@@ -151,7 +151,7 @@ __device__ __forceinline__ void add_up_x(const Problem& p, int stages, uint32_t 
     Worker::Groups::make(p, p.ring.split.row_tiles, ring.stage(place.index), summer * 32 + lane, kSummers * 32);
     const uint32_t x = ring.stage(place.index) + Stage::kXAt, to = ring.sums(place.index);
 #pragma unroll 2
-    for (int unit_of_stage = summer; Worker::kZeros && unit_of_stage < p.ring.steps * Tile::kColumns;
+    for (int unit_of_stage = summer; Worker::kSums && unit_of_stage < p.ring.steps * Tile::kColumns;
          unit_of_stage += kSummers) {
       const int step = unit_of_stage / Tile::kColumns, column = unit_of_stage % Tile::kColumns;
       narrow::add_up_column<Act, Stage>(x + 2 * step * Stage::kXBox + column * 1024,

@@ -54,7 +54,7 @@ template <class Weight, class Tile, class Form>
 struct Stage {
   static constexpr int kBits = Weight::kBits;
   static constexpr bool kFine = Form::kFine, kZeros = Form::kZeros, kNarrow = !Tile::kWgmma, kHalf = Tile::kHalf;
-  static constexpr bool kWhole = Form::kZeroForm == ZeroForm::kWhole;
+  static constexpr bool kWhole = Form::kWhole;
   static constexpr int kRowTiles = Tile::kRowTiles, kShared = Tile::kShared;
   static constexpr int kXBox = Tile::kTokens * 128;  // bytes of 64 k
   static constexpr int kStepBytes = 2 * kXBox + Tile::kRowTiles * 256 * kBits;

@@ -27,17 +27,16 @@ namespace lowbit::narrow {
 template <class Weight, class Act, class Tile, class Form, class Stage, class Ring, class Problem>
 struct Worker {
   static constexpr int kBits = Weight::kBits;
-  // Whole zeros are part of the number that makes a value of a code. Others are taken away by sums of x.
-  static constexpr bool kFine = Form::kFine, kWhole = Form::kZeroForm == ZeroForm::kWhole;
-  static constexpr bool kZeros = Form::kZeroForm == ZeroForm::kAny;
+  // Whole zeros are part of the number that makes a value of a code. Others are taken away by sums of x: x_sums.cuh.
+  static constexpr bool kFine = Form::kFine, kWhole = Form::kWhole, kSums = Form::kZeros && !kWhole;
   // Why not exact where there are sums of x: they take the offset away too, for one operation a code less.
-  using Decoder = typename DecoderFor<Weight, Act, !kZeros>::Type;
+  using Decoder = typename DecoderFor<Weight, Act, !kSums>::Type;
   using Words = typename Decoder::Words;
   using Sum = float[Tile::kColumns][4];
   static constexpr int kColumns = Tile::kColumns;
   using Groups = narrow::Groups<Decoder, Stage>;
   using Group = typename Groups::Group;
-  static constexpr bool kSummed = kZeros || Groups::kMade;  // something of a stage comes from helpers
+  static constexpr bool kSummed = kSums || Groups::kMade;  // something of a stage comes from helpers
 
   // Whether what comes from helpers is waited for after most products of a stage's first step.
   static constexpr bool kLate = !Ring::kSumsLast && !kFine && !kWhole;
@@ -45,13 +44,13 @@ struct Worker {
   static constexpr int kLoads = (kColumns + 1) / 2;  // of x of a fragment
   using Tokens = uint32_t[kLoads][4];
   // Registers are: what can be found again is not kept.
-  static constexpr bool kScarce = Ring::kApart && (kFine || kZeros) && kColumns == 2;
+  static constexpr bool kScarce = Ring::kApart && (kFine || kSums) && kColumns == 2;
   static constexpr bool kFindPart = kColumns == 2 && (Ring::kApart || kFine);
   // Where some are left, though, addresses are not found anew in every stage.
   static constexpr bool kKeepLane = Ring::kApart && kColumns <= 2 && !kScarce;
   static constexpr bool kKeepOwn = Ring::kApart && kColumns == 1;
   // Whether x of the second half of a step is not to be loaded in the first: registers would not do.
-  static constexpr bool kXApart = Ring::kApart && (kColumns == 4 || (kColumns == 2 && Stage::kBits <= 2 && !kZeros));
+  static constexpr bool kXApart = Ring::kApart && (kColumns == 4 || (kColumns == 2 && Stage::kBits <= 2 && !kSums));
 
   static __device__ __forceinline__ int parts_of(const Problem& p) {
     if constexpr (Ring::kSplits) return p.ring.split.parts;
@@ -127,11 +126,11 @@ struct Worker {
   // What helpers multiply sums of x by.
   static constexpr float kSumFactor = 1.0f / Decoder::kUnit;
 
-  // With zeros: sums of x of this lane's two tokens of each column; `place`: which of a step.
+  // Where there are such: sums of x of this lane's two tokens of each column; `place`: which of a step.
   __device__ __forceinline__ void load_sums(uint32_t sums, int step, int place, float (&x_sum)[kColumns][2]) const {
 #pragma unroll
     for (int column = 0; column < kColumns; ++column)
-      if constexpr (kZeros)
+      if constexpr (kSums)
         ptx::load_shared(sums + ((step * kColumns + column) * kSumsOfStep<Stage> + place) * kSumBytes, x_sum[column]);
   }
 
@@ -142,7 +141,7 @@ struct Worker {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         total[column][i] = fmaf(group.scale[i / 2], sum[column][i], total[column][i]);
-        if (kZeros) total[column][i] = fmaf(group.on_x[i / 2], x_sum[column][i % 2], total[column][i]);
+        if (kSums) total[column][i] = fmaf(group.on_x[i / 2], x_sum[column][i % 2], total[column][i]);
       }
   }
 
