@@ -42,16 +42,24 @@ __global__ void write_kernel(uint32_t* to, const uint32_t* table, int64_t words,
   for (int64_t i = first(); i < words; i += step()) to[i] = from[i];
 }
 
-// verdict[0] counts words that differ, verdict[1] comparisons.
+// verdict[0] counts words that differ, verdict[1] comparisons; behind, of the first kNoted words that differ, how many
+// comparisons were done before and which word it is, then what was seen and what was expected, 32 bits each.
+constexpr unsigned long long kNoted = 256;
 __global__ void compare_kernel(const uint32_t* seen, const uint32_t* table, int64_t words, const uint32_t* turn,
                                uint32_t offset, uint32_t turns, unsigned long long* verdict, Manner manner) {
   enter(manner);
   const uint32_t now = (*static_cast<const volatile uint32_t*>(turn) + offset) % turns;
   const volatile uint32_t* got = seen;
   const volatile uint32_t* expected = table + now * words;
-  unsigned long long wrong = 0;
-  for (int64_t i = first(); i < words; i += step()) wrong += got[i] != expected[i];
-  if (wrong) atomicAdd(verdict, wrong);
+  for (int64_t i = first(); i < words; i += step()) {
+    const uint32_t one = got[i], other = expected[i];
+    if (one == other) continue;
+    const unsigned long long before = atomicAdd(verdict, 1ull);
+    if (before >= kNoted) continue;
+    verdict[2 + 2 * before] =
+        static_cast<const volatile unsigned long long*>(verdict)[1] << 32 | static_cast<uint32_t>(i);
+    verdict[3 + 2 * before] = static_cast<unsigned long long>(one) << 32 | other;
+  }
   if (first() == 0) atomicAdd(verdict + 1, 1ull);
 }
 

@@ -32,6 +32,9 @@ BROKEN = Manners(overlap=True, trigger=True, waits=False)
 #: Takes about a millisecond, while the host launches what comes behind it.
 LONG = Manners(cycles=2_000_000, blocks=1)
 
+#: Wrong words that a comparison describes, kNoted of foreign.cu.
+NOTED = 256
+
 #: What tests are repeated for.
 KINDS = {"early": EARLY, "half": HALF, "never": NEVER}
 
@@ -57,7 +60,7 @@ class Turns:
         self.library = build.load("foreign")
         self.count = count
         self.turn = torch.zeros(1, dtype=torch.int32, device="cuda")
-        self._verdict = torch.zeros(2, dtype=torch.int64, device="cuda")
+        self._verdict = torch.zeros(2 + 2 * NOTED, dtype=torch.int64, device="cuda")
 
     def write(self, to: torch.Tensor, table: torch.Tensor, manners: Manners, offset: int = 0) -> None:
         """``to = table[turn + offset]``"""
@@ -83,8 +86,14 @@ class Turns:
     def verdict(self) -> tuple[int, int]:
         """``(words that were wrong, comparisons)`` so far; waits for the whole device."""
         torch.cuda.synchronize()
-        wrong, compared = self._verdict.tolist()
+        wrong, compared = self._verdict[:2].tolist()
         return wrong, compared
+
+    def noted(self) -> list[tuple[int, int, int, int]]:
+        """Of the first words that were wrong: comparisons before, which word, what was seen, what was expected."""
+        torch.cuda.synchronize()
+        notes = self._verdict[2:].view(torch.int32).view(-1, 4)[: self._verdict[0].item()].tolist()
+        return [(before, word, seen & 0xFFFFFFFF, expected & 0xFFFFFFFF) for word, before, expected, seen in notes]
 
     def _words(self, one: torch.Tensor, table: torch.Tensor) -> int:
         assert one.is_contiguous() and table.is_contiguous() and one.dtype == table.dtype

@@ -81,4 +81,7 @@ class Line:
         """Every comparison so far, ``compared`` of them, found the bits it expected."""
         wrong, count = self.turns.verdict()
         assert count == compared, f"expected {compared} comparisons, got {count}"
-        assert wrong == 0, f"{wrong} words of y were wrong in {count} comparisons"
+        first = [
+            f"{before}: [{word}] {seen:08x} for {expected:08x}" for before, word, seen, expected in self.turns.noted()
+        ]
+        assert wrong == 0, f"{wrong} words of y were wrong in {count} comparisons, {first}"

@@ -90,6 +90,31 @@ void boxes(bool missing) {
   ptx::load_shared(4 * (threadIdx.x % 32));
 }
 
+// A box comes where a warp has read, which arrived for that; missing: without ending its reads.
+void refilled(bool missing) {
+  alignas(128) static const uint8_t from[128] = {};
+  const cuuint64_t size[2] = {64, 1}, pitch[1] = {128};
+  const cuuint32_t box[2] = {64, 1};
+  CUtensorMap map;
+  emulated::encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, const_cast<uint8_t*>(from), size, pitch, box, box,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const int own = threadIdx.x, warp = own / 32;
+  if (own == 0)
+    for (int i = 0; i < 2; ++i) ptx::arrivals_init(kBarrier + 8 * i, 1);
+  __syncthreads();
+  if (warp == 0) {
+    ptx::load_shared(4 * own);
+    if (!missing) ptx::end_reads();
+    __syncwarp();
+    if (own == 0) ptx::arrive(kBarrier);
+  } else if (own == 32) {
+    ptx::wait_arrivals(kBarrier, 0);
+    emulated::expect(kBarrier + 8, 128);
+    ptx::copy_box(0, map, 0, 0, kBarrier + 8, 0);
+  }
+}
+
 // A warp multiplies x, which is written anew once a lane has arrived; missing: it arrives while products still read.
 void products(bool missing) {
   const int own = threadIdx.x, warp = own / 32;
@@ -114,7 +139,7 @@ void products(bool missing) {
 int main(int, char** given) {
   alignas(1024) static uint8_t memory[8192];
   emulated::memory = memory;
-  constexpr void (*kCases[])(bool) = {block, lanes, ring, made, copies, boxes, products};
+  constexpr void (*kCases[])(bool) = {block, lanes, ring, made, copies, boxes, refilled, products};
   const int number = std::atoi(given[1]);
   emulated::launch([=] { kCases[number / 2](number % 2); }, 1, kThreads, sizeof(memory));
 }

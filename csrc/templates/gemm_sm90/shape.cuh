@@ -183,7 +183,7 @@ struct Ring {
   using Map = gemm_sm90::Map<Stage>;
   using Place = std::conditional_t<Stage::kNarrow, narrow::Place, gemm_sm90::Place<Map::kDepth>>;
   static constexpr bool kApart = false, kSplits = Stage::kNarrow;
-  static constexpr bool kSumsLast = false;
+  static constexpr bool kSumsLast = false, kByEngine = true;
 
   const uint32_t base;
   const narrow::Stages& stages;

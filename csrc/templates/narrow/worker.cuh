@@ -6,8 +6,8 @@
 // helpers make of these (groups.cuh); from kXAt on x [part of K][64 k][token][128 bytes], swizzled. Ring: where its
 // places, their barriers and their sums of x [part of K] lie (`stage`, `full`, `summed`, `empty`, `sums`), the order of
 // places (`first`), whether sums that are there tell that all of the stage is (`kSumsLast`), whether registers are so
-// few that loads of steps and groups are kept apart (`kApart`), and whether warps may share K (`kSplits`; then where
-// sums meet, meeting.cuh). Problem: what load.cuh, groups.cuh and parts.cuh need, group_steps, and where warps may
+// few that loads of steps and groups are kept apart (`kApart`), whether the copy engine writes stages (`kByEngine`), and
+// whether warps may share K (`kSplits`; then where sums meet, meeting.cuh). Problem: what load.cuh, groups.cuh and parts.cuh need, group_steps, and where warps may
 // share K ring (Stages).
 #pragma once
 #include "../dequant/codebook.cuh"
@@ -276,6 +276,7 @@ struct Worker {
             run_step(stage, sums, step, place, total);
           }
         }
+        if (Ring::kByEngine) ptx::end_reads();
         __syncwarp();
         if (lane == 0) ptx::arrive(ring.empty(place.index));
       }

@@ -160,6 +160,15 @@ __device__ __forceinline__ void wait_groups() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(Pending) : "memory");
 }
 
+// Before this thread tells of it, all that it has read of shared memory has been read, and the copy engine may write
+// there. Why: a load that was issued may still wait, for longer than the engine takes, behind what other kernels of the
+// multiprocessor load and store; an arrival and the engine's writes pass it (docs/notes/gemm-sm90.md, version 73).
+__device__ __forceinline__ void end_reads() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+#endif
+}
+
 // Lets the next kernel of the stream start as soon as every block of this one has come here.
 __device__ __forceinline__ void launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -4,6 +4,9 @@
 // Actors are threads, and engines, which work for them: one of each barrier for copies that it counts, one of each warp
 // for products, a thread's own for cp.async. What an engine does begins when it is asked and is known to those who
 // waited for it.
+//
+// The copy engine of boxes writes what was read only when that was told after the reader ended its reads (end_reads),
+// or began products with what it had read (wgmma): other loads may still be under way then, whatever a barrier says.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -11,7 +14,7 @@
 
 namespace emulated {
 
-// How much of what each actor did is known.
+// How much of what each actor did is known; behind, of each thread, how much of what it read has ended.
 using Clock = std::vector<uint32_t>;
 inline void learn(Clock& own, const Clock& other) {
   for (size_t i = 0; i < other.size(); ++i) own[i] = std::max(own[i], other[i]);
@@ -32,9 +35,11 @@ struct Races {
   std::vector<uint32_t> engine;       // by actor: what an engine has done
   std::vector<std::vector<Cell>> of;  // of each block
   Clock nothing;
+  int actors, threads;
 
-  void begin(int threads, int engines, int blocks, int bytes) {
-    nothing.assign(threads + engines, 0);
+  void begin(int own_threads, int engines, int blocks, int bytes) {
+    threads = own_threads, actors = threads + engines;
+    nothing.assign(actors + threads, 0);
     known.assign(threads, nothing);
     for (int i = 0; i < threads; ++i) known[i][i] = 1;
     engine = nothing;
@@ -74,6 +79,22 @@ struct Races {
       cell.written = own;
     }
     return race;
+  }
+
+  // Whether an engine that a thread asks to write may do so while others still read.
+  bool covers(int thread, int block, uint32_t at, uint32_t bytes) const {
+    bool race = false;
+    for (uint32_t i = at / 4; i < (at + bytes + 3) / 4; ++i)
+      for (const Access& read : of[block][i].read)
+        race |= read.actor < static_cast<uint32_t>(threads) && read.count > known[thread][actors + read.actor];
+    return race;
+  }
+
+  // All reads that a thread knows of have ended, its own up to now.
+  void end_reads(int thread) {
+    Clock& own = known[thread];
+    for (int i = 0; i < threads; ++i) own[actors + i] = std::max(own[actors + i], own[i]);
+    ++own[thread];
   }
 
   // What a thread did up to now is part of `told`; what it does later is not.

@@ -56,6 +56,7 @@ inline void copy_box(uint32_t to, const CUtensorMap& map, const int (&at)[3], ui
         const uint8_t* from = bytes ? d.data + z * d.pitch[1] + y * d.pitch[0] + begin : d.data;
         const Copy one{d.swizzled ? to ^ (to / 128 % 8 * 16) : to, from, bytes};
         place(one.to, 16, 16);
+        if (races.covers(current, block, one.to, 16)) fail("a box over what may still be read", one.to);
         written_by(counts.engine, one.to, 16, block);
         late ? counts.copies.push_back(one) : apply(one, block);
       }

@@ -98,7 +98,8 @@ void settle(float (&)[Count]) {}
 
 inline uint64_t describe_tokens(uint32_t address) { return address >> 4; }
 
-inline void begin_products() {}
+// Operands are in registers: what they are made of has been read.
+inline void begin_products() { emulated::races.end_reads(emulated::current); }
 inline void commit_products() { emulated::end_group(); }
 
 template <class Act, int Tokens>
