@@ -70,6 +70,16 @@ def test_kernel_is_empty_where_it_never_runs_and_only_there(name, arch, runs):
     assert list(check_cuda.code_problems(OTHER, arch, EMPTY)) == []
 
 
+def test_a_stage_that_is_given_back_while_it_is_read_is_found():
+    def found(*loop):
+        return list(check_cuda.ring_problems(NARROW, ["FENCE.VIEW.ASYNC.S", "ACQBULK", *loop, "EXIT"]))
+
+    good = ["LDSM.16.M88.4", "LDS", "MEMBAR.ALL.CTA", "FENCE.VIEW.ASYNC.S", "HMMA.16816.F32", "SYNCS.ARRIVE.TRANS64"]
+    assert found(*good) == [] and list(check_cuda.ring_problems(WIDE, ["ACQBULK", "EXIT"])) == []
+    assert "gives stages back without" in found(*good[:3], *good[4:])[0]
+    assert "loads between" in found(*good[:4], "LDS.64", *good[4:])[0]
+
+
 def test_only_families_of_products_may_let_the_next_kernel_start_early():
     for name in (DECODE, SM80.format("8multiply", 64)):
         assert list(check_cuda.order_problems(name, GOOD)) == []

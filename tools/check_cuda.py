@@ -6,8 +6,9 @@ Of every kernel: no spill, no stack frame and no wgmma that waits for the one be
 block leave room for a second one on a multiprocessor, or never do (ALONE). Of those that may start before their
 predecessor ends (OVERLAPS, compute capability 9.0 and newer; CONTRIBUTING.md has the rules): weights are fetched above
 the wait and x below it, nothing is written and no thread leaves above it, and no load goes through the read-only path,
-which the assembler moves below the wait. Of all others: they never let the next kernel start early. The order is that
-of the listing. A kernel may be empty for a target that it never runs on (RUNS_ON).
+which the assembler moves below the wait. Of all others: they never let the next kernel start early. Of those that read
+what the copy engine brings by other loads than wgmma: no load is under way when they give it back. The order is that of
+the listing. A kernel may be empty for a target that it never runs on (RUNS_ON).
 
 Without arguments it checks all objects of the last build. Prints one line a broken rule; exits with 1 if there is one.
 """
@@ -133,6 +134,19 @@ def order_problems(name: str, code: list[str]) -> Iterator[str]:
             yield f"has {c}, expected no load through the read-only path (ld.global.nc, __ldg)"
 
 
+def ring_problems(name: str, code: list[str]) -> Iterator[str]:
+    """Broken rules of giving stages back to the copy engine: loads end before (csrc/templates/ptx, end_reads)."""
+    if not re.match(_NARROW.format("(8|16)"), name) or not any(c.startswith("HMMA") for c in code):
+        return
+    # Above the wait the same instruction stands for barriers that were made.
+    text = " ".join(code[code.index("ACQBULK") :])
+    backs = re.findall(r"FENCE\.VIEW\.ASYNC\S* (.*?)SYNCS\.ARRIVE", text)
+    if not backs:
+        yield "gives stages back without FENCE.VIEW.ASYNC before SYNCS.ARRIVE, expected that its loads have ended"
+    elif any(re.search(r"\bLDSM?\b", between) for between in backs):
+        yield "loads between FENCE.VIEW.ASYNC and SYNCS.ARRIVE, expected that loads of a stage have ended"
+
+
 def code_problems(name: str, arch: str, code: list[str]) -> Iterator[str]:
     """Broken rules of a kernel's instructions for a target such as "90a"."""
     targets = next((targets for names, targets in RUNS_ON.items() if names.match(name)), None)
@@ -143,6 +157,7 @@ def code_problems(name: str, arch: str, code: list[str]) -> Iterator[str]:
         yield "has no code"
     elif int(arch.rstrip("af")) >= 90:
         yield from order_problems(name, code)
+        yield from ring_problems(name, code)
 
 
 def usage_problems(registers: int, stack: int, shared: int, threads: int | None) -> Iterator[str]:
