@@ -64,7 +64,10 @@ struct Groups {
     for (int i = thread; i < all; i += threads) {
       const Group found = find(p, stage + kRaw + i * (group_bytes<Stage>(p) / 8), 0);
       const uint32_t to = stage + Stage::kGroupsAt + i * kPitch;
-      if constexpr (Stage::kZeros) {
+      if constexpr (Stage::kWhole) {
+        ptx::store_shared(
+            to, {found.scale[0], found.scale[1], __uint_as_float(found.addend[0]), __uint_as_float(found.addend[1])});
+      } else if constexpr (Stage::kZeros) {
         ptx::store_shared(to, {found.scale[0], found.scale[1], found.on_x[0], found.on_x[1]});
       } else {
         ptx::store_shared(to, found.scale);
@@ -89,7 +92,12 @@ struct Groups {
       if constexpr (Stage::kZeros) {
         float all[4];
         ptx::load_shared(from, all);
-        loaded = {{all[0], all[1]}, {all[2], all[3]}, {}};
+        loaded.scale[0] = all[0], loaded.scale[1] = all[1];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if (Stage::kWhole) loaded.addend[h] = __float_as_uint(all[2 + h]);
+          if (!Stage::kWhole) loaded.on_x[h] = all[2 + h];
+        }
       } else {
         ptx::load_shared(from, loaded.scale);
       }

@@ -6,9 +6,9 @@
 // helpers make of these (groups.cuh); from kXAt on x [part of K][64 k][token][128 bytes], swizzled. Ring: where its
 // places, their barriers and their sums of x [part of K] lie (`stage`, `full`, `summed`, `empty`, `sums`), the order of
 // places (`first`), whether sums that are there tell that all of the stage is (`kSumsLast`), whether registers are so
-// few that loads of steps and groups are kept apart (`kApart`), whether the copy engine writes stages (`kByEngine`), and
-// whether warps may share K (`kSplits`; then where sums meet, meeting.cuh). Problem: what load.cuh, groups.cuh and parts.cuh need, group_steps, and where warps may
-// share K ring (Stages).
+// few that loads of steps and groups are kept apart (`kApart`), whether the copy engine writes stages (`kByEngine`),
+// and whether warps may share K (`kSplits`; then where sums meet, meeting.cuh). Problem: what load.cuh, groups.cuh and
+// parts.cuh need, group_steps, and where warps may share K ring (Stages).
 #pragma once
 #include "../dequant/codebook.cuh"
 #include "../dequant/float.cuh"
@@ -115,6 +115,14 @@ struct Worker {
     for (int i = 0; i < kLoads; ++i) ptx::load_matrices(x[i], row + i * 2048);  // 16 tokens each
   }
 
+  __device__ __forceinline__ void fragment(const Words& words, int f, const Group& group, uint32_t (&a)[4]) const {
+    if constexpr (kWhole) {
+      decoder.fragment(words, f, group.addend, a);
+    } else {
+      decoder.fragment(words, f, a);
+    }
+  }
+
   static __device__ __forceinline__ void multiply(const uint32_t (&a)[4], const Tokens& x, int f, Sum& to) {
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
@@ -168,11 +176,7 @@ struct Worker {
       if (kXApart && f == 4) __syncwarp();
       if (kColumns > 1 || f % 2 == 0) load_x(x_at, f, x);
       uint32_t a[4];
-      if constexpr (kWhole) {
-        decoder.fragment(words, f, group.addend, a);
-      } else {
-        decoder.fragment(words, f, a);
-      }
+      fragment(words, f, group, a);
       multiply(a, x, f, sum);
       if (late && f == 5) {
         if (kSummed) ptx::wait_arrivals(ring.summed(place.index), place.parity);
@@ -203,7 +207,7 @@ struct Worker {
       for (int f = first; f < first + Fragments; ++f) {
         if (kColumns > 1 || f % 2 == 0) load_x(x_at, f, x);
         uint32_t a[4];
-        decoder.fragment(words, f, a);
+        fragment(words, f, loaded, a);
         multiply(a, x, f, sum);
       }
       apply(sum, x_sum, loaded, total);
