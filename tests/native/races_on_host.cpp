@@ -69,8 +69,8 @@ void copies(bool missing) {
   ptx::load_shared(16 * (kThreads - 1 - own));
 }
 
-// Two copies that two barriers count; missing: the reader waits for the other one.
-void boxes(bool missing) {
+// Two rows of 64 numbers, of which a box has one.
+CUtensorMap rows() {
   alignas(128) static const uint8_t from[256] = {};
   const cuuint64_t size[2] = {64, 2}, pitch[1] = {128};
   const cuuint32_t box[2] = {64, 1};
@@ -78,6 +78,12 @@ void boxes(bool missing) {
   emulated::encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, const_cast<uint8_t*>(from), size, pitch, box, box,
                    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_NONE,
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return map;
+}
+
+// Two copies that two barriers count; missing: the reader waits for the other one.
+void boxes(bool missing) {
+  const CUtensorMap map = rows();
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
       ptx::arrivals_init(kBarrier + 8 * i, 1);
@@ -92,13 +98,7 @@ void boxes(bool missing) {
 
 // A box comes where a warp has read, which arrived for that; missing: without ending its reads.
 void refilled(bool missing) {
-  alignas(128) static const uint8_t from[128] = {};
-  const cuuint64_t size[2] = {64, 1}, pitch[1] = {128};
-  const cuuint32_t box[2] = {64, 1};
-  CUtensorMap map;
-  emulated::encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, const_cast<uint8_t*>(from), size, pitch, box, box,
-                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUtensorMap map = rows();
   const int own = threadIdx.x, warp = own / 32;
   if (own == 0)
     for (int i = 0; i < 2; ++i) ptx::arrivals_init(kBarrier + 8 * i, 1);
