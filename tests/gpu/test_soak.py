@@ -104,8 +104,8 @@ def test_soak_beside_the_work_of_another_stream():
 
 
 def test_soak_beside_another_process():
-    # Found here: loads of n8 and n16 waited behind those of blocks that fill the device, longer than the copy engine
-    # took to write the next stage over what they were to read.
+    # Found here: beside blocks that fill the device loads of n8 and n16 waited longer than the copy engine took to
+    # write the next stage over what they were to read.
     large = Line("int8", (768, 4096), m=100, seed=1)
     kinds = [("int8", 1), ("int8", 16), ("int4", 1), ("int4", 8), ("uint4", 16)]
     lines = [Line(dtype, (4096, 4096), m, seed=i) for i, (dtype, m) in enumerate(kinds)]

@@ -94,7 +94,7 @@ struct Stage {
 template <class Stage>
 struct Ring {
   static constexpr bool kApart = true, kSplits = false;
-  static constexpr bool kByEngine = false;  // cp.async stands in line behind loads
+  static constexpr bool kByEngine = false;  // cp.async is ordered by the barriers
   static constexpr bool kSumsLast = true;   // sums of x follow from all of a stage: who has seen them has seen that
 
   const uint32_t base;

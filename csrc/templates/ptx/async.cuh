@@ -161,8 +161,8 @@ __device__ __forceinline__ void wait_groups() {
 }
 
 // Before this thread tells of it, all that it has read of shared memory has been read, and the copy engine may write
-// there. Why: a load that was issued may still wait, for longer than the engine takes, behind what other kernels of the
-// multiprocessor load and store; an arrival and the engine's writes pass it (docs/notes/gemm-sm90.md, version 73).
+// there. Why: an arrival passes loads that were issued before it and not used yet, and beside other kernels these were
+// seen to read what the engine wrote a microsecond later (docs/notes/gemm-sm90.md, version 73).
 __device__ __forceinline__ void end_reads() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
