@@ -32,11 +32,11 @@ LATE = replace(EARLY, cycles=1000, blocks=4)
 WORK = """
 import torch
 a, x = torch.randn(2048, 2048, device="cuda").half(), torch.randn(64 << 20, device="cuda")
+print("works", flush=True)
 while True:
     for _ in range(20):
         a @ a, x.mul_(1)
     torch.cuda.synchronize()
-    print("works", flush=True)
 """
 
 
