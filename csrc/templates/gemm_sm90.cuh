@@ -211,7 +211,7 @@ inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   if (!Tile::kWgmma && args.x.m > Tile::kTokens) return cudaErrorInvalidValue;
   // Why: up to 16 tokens only stages with room for fine groups have room for scales of fp32.
   const bool fine = is_fine(args.w) || (fp32_scales && !Tile::kWgmma);
-  return with_form<Weight::kFloat, !Tile::kWgmma>(args.w, fine, [&](auto form) -> int {
+  return with_form<Weight, !Tile::kWgmma>(args.w, fine, [&](auto form) -> int {
     using Form = decltype(form);
     if (fp32_scales && !Stage<Weight, Tile, Form>::kFloatScales) return cudaErrorInvalidValue;
     if constexpr ((Tile::kAll || !Form::kFine) && !(Weight::kCodebook && Form::kZeros)) {
