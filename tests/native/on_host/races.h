@@ -81,7 +81,7 @@ struct Races {
     return race;
   }
 
-  // Whether an engine that a thread asks to write may do so while others still read.
+  // Whether a box that a thread asks for would lie over what may still be read.
   bool covers(int thread, int block, uint32_t at, uint32_t bytes) const {
     bool race = false;
     for (uint32_t i = at / 4; i < (at + bytes + 3) / 4; ++i)
