@@ -78,6 +78,8 @@ def test_a_stage_that_is_given_back_while_it_is_read_is_found():
     assert found(*good) == [] and list(check_cuda.ring_problems(WIDE, ["ACQBULK", "EXIT"])) == []
     assert "gives stages back without" in found(*good[:3], *good[4:])[0]
     assert "loads between" in found(*good[:4], "LDS.64", *good[4:])[0]
+    without_wait = list(check_cuda.code_problems(NARROW, "90a", good))
+    assert len(without_wait) == 1 and "waits 0 times" in without_wait[0]
 
 
 def test_only_families_of_products_may_let_the_next_kernel_start_early():
