@@ -33,7 +33,9 @@ def work_of(native, tile: int, bits: int, m: int, n: int, k: int) -> tuple[int, 
         return work, 0.0, in_parts, memory
     rows, most = 256 if tile == 256 else 128, BLOCKS.get(tile, 132)
     tasks, steps = -(-n // rows) * -(-m // tile), -(-k // 128)
-    _, _, _, _, in_parts, longest, *_ = native.deal(tasks, steps, most, True)
+    clusters = [0, most, 66, 39, 30]  # as plan.h has it of pairs
+    dealt = native.best_deal(tasks, steps, clusters, native.most_meet_of(tile), native.kMeetSaves)
+    in_parts, longest = dealt[4], dealt[5]
     return longest, tasks * steps / most, bool(in_parts), memory
 
 

@@ -81,7 +81,7 @@ struct SplitQuestion {
 };
 
 // How a CUDA kernel is launched: where, on what (capability: 90 for 9.0), and whether it may overlap the kernel before
-// it (programmatic dependent launch, compute capability 9.0 and newer). clusters: how many clusters of 1, 2, 4, 8
+// it (programmatic dependent launch, compute capability 9.0 and newer). clusters: how many clusters of 1, 2, 4, 8, 3
 // blocks run at once with a multiprocessor for each block, which is less than their number allows: a cluster stays
 // within a part of the GPU.
 // scratch(owner, bytes) gives memory of the device until the launch returns to its caller, ordered by the stream.
@@ -89,13 +89,16 @@ struct SplitQuestion {
 struct Launch {
   int device, capability;
   void* stream;
-  int clusters[4];
+  int clusters[5];
   bool overlap;
   void* (*scratch)(void* owner, int64_t bytes);
   void* owner;
   void* encode_tensor_map;
   Split (*split)(const SplitQuestion&);  // the plan's; null: a row tile a warp, parts of tasks are dealt out
   Split forced;                          // in place of the plan's and of decode's own; no parts: none is
+  // Whether a row of x is to give the same bits wherever it lies: sums of no more than two parts are the same in any
+  // order.
+  bool same_sums;
 };
 
 // value = step * code - offset, for integer types (uint: 1, 0; int b: 1, 2^(b-1); int1: 2, 1); floats ignore it.

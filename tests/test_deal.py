@@ -14,9 +14,13 @@ def native():
     return load("deal_math")
 
 
+NAMES = ("workers", "rounds", "left", "sharers", "in_parts", "longest", "each", "more", "meet")
+#: Clusters of 1 to 4 blocks that an H200 runs at once.
+H200 = (0, 132, 66, 39, 30)
+
+
 def deal(native, sizes) -> dict:
-    names = ("workers", "rounds", "left", "sharers", "in_parts", "longest", "each", "more")
-    return dict(zip(names, native.deal(*sizes), strict=True))
+    return dict(zip(NAMES, native.deal(*sizes), strict=True))
 
 
 @given(sizes=DEALS)
@@ -100,6 +104,59 @@ def test_a_split_is_one_that_kernels_can_do(native, tiles, steps, tokens, bits, 
         assert rows % 2 == 0
     if parts * together > 1:
         assert -(-tiles // rows) * together <= blocks // 2 * 2 if together == 2 else -(-tiles // rows) <= blocks
+
+
+@given(tasks=st.integers(1, 400), stages=st.integers(1, 70), clusters=st.integers(0, 70), meet=st.integers(2, 4))
+def test_clusters_share_what_is_left_over_of_whole_tasks(native, tasks, stages, clusters, meet):
+    dealt = dict(zip(NAMES, native.deal_to_clusters(tasks, stages, clusters, meet), strict=True))
+    if dealt["workers"] == 0:
+        assert clusters == 0 or stages < meet or tasks % (clusters * meet) > clusters
+        return
+    parts = native.parts_of_clusters(tasks, stages, clusters, meet)
+    found = sorted((task, at) for _, task, begin, end, _ in parts for at in range(begin, end))
+    assert found == [(task, at) for task in range(tasks) for at in range(stages)]
+    work, shared = {}, {}
+    for worker, task, begin, end, _ in parts:
+        # Sums meet once, behind all whole tasks of a block.
+        assert worker not in shared, "a part is not the last one of its block"
+        work[worker] = work.get(worker, 0) + end - begin
+        if end - begin < stages:
+            shared[worker] = task
+    assert max(work.values()) == dealt["longest"] and len(work) == dealt["workers"] <= clusters * meet
+    assert not dealt["in_parts"] and dealt["meet"] == meet
+    for worker, task in shared.items():
+        cluster = range(worker // meet * meet, worker // meet * meet + meet)
+        assert [shared.get(block) for block in cluster] == [task] * meet, "a block of the cluster has another task"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "stages", "meet"),
+    [
+        (64, 64, 2),  # 8192 x 8192: 32 stages
+        (36, 28, 3),  # 4608 x 3584: 10 stages, not 14 by pairs, and there are no 36 clusters of 4
+        (28, 112, 4),  # 3584 x 14336: 28 stages, in parts 24
+        (448, 64, 1),  # 57344 x 8192: 224 stages by pairs, in parts 218
+        (224, 32, 1),  # 28672 x 4096: whole tasks
+        (80, 64, 1),  # 10240 x 8192: more tasks than pairs
+        (32, 112, 1),  # 4096 x 14336: 38 stages by 3, in parts 28
+    ],
+)
+def test_sums_meet_where_that_costs_no_more_than_it_saves(native, tasks, stages, meet):
+    found = dict(zip(NAMES, native.best_deal(tasks, stages, H200, 4, native.kMeetSaves), strict=True))
+    assert found["meet"] == meet
+
+
+@given(sizes=DEALS, most_meet=st.integers(1, 4), allowance=st.integers(0, 8))
+def test_the_best_deal_is_no_longer_than_allowed(native, sizes, most_meet, allowance):
+    tasks, stages, blocks, _ = sizes
+    plain = deal(native, (tasks, stages, blocks, True))
+    clusters = (0, blocks, blocks // 2, blocks // 3, blocks // 4)
+    best = dict(zip(NAMES, native.best_deal(tasks, stages, clusters, most_meet, allowance), strict=True))
+    assert best["meet"] <= most_meet
+    if best["meet"] == 1:
+        assert best == plain
+    else:
+        assert plain["in_parts"] and best["workers"] > 0 and best["longest"] <= plain["longest"] + allowance
 
 
 @given(row_blocks=st.integers(1, 40), token_tiles=st.integers(1, 40))

@@ -5,9 +5,9 @@ namespace {
 __global__ void __launch_bounds__(32) fill_multiprocessor() {}
 }  // namespace
 
-// How many clusters of 2^shift blocks run at once on the current device with a multiprocessor for each block; a
+// How many clusters of so many blocks run at once on the current device with a multiprocessor for each block; a
 // negative cudaError_t when the driver can't say.
-extern "C" int lowbit_cuda_most_clusters(int shift, int shared_bytes) {
+extern "C" int lowbit_cuda_most_clusters(int blocks, int shared_bytes) {
   const void* function = reinterpret_cast<const void*>(&fill_multiprocessor);
   // Why all shared memory: no two such blocks fit on one multiprocessor.
   if (const cudaError_t error =
@@ -15,10 +15,10 @@ extern "C" int lowbit_cuda_most_clusters(int shift, int shared_bytes) {
     return -static_cast<int>(error);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = 1 << shift;
+  attribute.val.clusterDim.x = blocks;
   attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = 1 << shift;
+  config.gridDim = blocks;
   config.blockDim = 32;
   config.dynamicSmemBytes = shared_bytes;
   config.attrs = &attribute;

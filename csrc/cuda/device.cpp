@@ -9,7 +9,7 @@
 #include <atomic>
 #include <string>
 
-extern "C" int lowbit_cuda_most_clusters(int shift, int shared_bytes);  // clusters.cu
+extern "C" int lowbit_cuda_most_clusters(int blocks, int shared_bytes);  // clusters.cu
 
 namespace lowbit::cuda {
 namespace {
@@ -86,21 +86,22 @@ int multiprocessors(int device) {
 }
 
 Clusters most_clusters(int device) {
-  static std::array<std::array<std::atomic<int>, kMaxDevices>, 4> known{};
+  static std::array<std::array<std::atomic<int>, kMaxDevices>, 5> known{};
   static std::array<std::atomic<int>, kMaxDevices> shared{};
   const int alone = multiprocessors(device);
-  if (compute_capability(device) < 90) return {alone, 0, 0, 0};
-  Clusters most = {alone, 0, 0, 0};
-  for (int shift = 1; shift < 4; ++shift) {
-    int count = known[shift][device].load(std::memory_order_relaxed);
+  if (compute_capability(device) < 90) return {alone, 0, 0, 0, 0};
+  constexpr int kBlocks[] = {1, 2, 4, 8, 3};
+  Clusters most = {alone, 0, 0, 0, 0};
+  for (int i = 1; i < 5; ++i) {
+    int count = known[i][device].load(std::memory_order_relaxed);
     if (count == 0) {
       const int found =
-          lowbit_cuda_most_clusters(shift, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device, shared));
+          lowbit_cuda_most_clusters(kBlocks[i], attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device, shared));
       check(found < 0 ? -found : 0, "asking how many clusters of blocks the device holds");
       count = found + 1;  // Why: 0 stands for not asked yet
-      known[shift][device].store(count, std::memory_order_relaxed);
+      known[i][device].store(count, std::memory_order_relaxed);
     }
-    most[shift] = count - 1;
+    most[i] = count - 1;
   }
   return most;
 }

@@ -9,8 +9,8 @@ namespace lowbit::cuda {
 void* current_stream(int device);
 
 int multiprocessors(int device);
-// How many clusters of 1, 2, 4, 8 blocks the device, which is current, runs at once: see struct Launch.
-using Clusters = std::array<int, 4>;
+// How many clusters of 1, 2, 4, 8, 3 blocks the device, which is current, runs at once: see struct Launch.
+using Clusters = std::array<int, 5>;
 Clusters most_clusters(int device);
 // 90 for compute capability 9.0.
 int compute_capability(int device);

@@ -57,7 +57,7 @@ Launch launch_on(int device, Scratch& scratch) {
   return {device,
           capability,
           current_stream(device),
-          {most[0], most[1], most[2], most[3]},
+          {most[0], most[1], most[2], most[3], most[4]},
           capability >= 90,
           Scratch::take,
           &scratch,
@@ -128,8 +128,10 @@ const ProductRow* run_invariant(const MatmulArgs& whole, int weight, int act, co
                   launch.capability / 10, ".", launch.capability % 10,
                   "), which codebooks, zeros and scales of float32 may lack; "
                   "LOWBIT_BATCH_INVARIANT=0 allows others");
+  Launch same = launch;
+  same.same_sums = true;
   for (int64_t done = 0; done < whole.x.m; done += (*found)->tokens)
-    STD_TORCH_CHECK(!refused((*found)->run(rows_of(whole, done, (*found)->tokens), launch), (*found)->name),
+    STD_TORCH_CHECK(!refused((*found)->run(rows_of(whole, done, (*found)->tokens), same), (*found)->name),
                     (*found)->name, " can't hold a batch-invariant product with N ", whole.w.n, ", K ", whole.w.k);
   return *found;
 }

@@ -5,6 +5,12 @@
 //     worker 1           1     4     7     ...9...       the stages of those left over, one after the other, are cut
 //     worker 2             2     5     8         ...9    evenly
 //
+// Or the blocks of a cluster have equal parts of such a task, and their sums meet in shared memory:
+//
+//     tasks in order   0 1 2 3 4 5 6 7 8 9
+//     cluster 0        0 1     4 5     8 8
+//     cluster 1            2 3     6 7     9 9
+//
 // The order is that of patches of row blocks, so that what workers read at the same time fits into the last cache.
 // Plain arithmetic that compiles for the host too, so that the tests can walk all workers without a GPU.
 #pragma once
@@ -33,14 +39,22 @@ LOWBIT_HOST_DEVICE constexpr int sharers_of(int tasks, int stages, int most, boo
 struct Deal {
   int tasks, stages;  // stages: of a task
   int workers;
-  int rounds;   // whole tasks of every worker
-  int sharers;  // workers that have parts of the tasks left over, the first ones
-  Cut cut;      // stages of those tasks over them: `stages` at most
-  uint32_t inverse = inverse_of(stages);
+  int rounds;    // whole tasks of every worker
+  int sharers;   // workers that have parts of the tasks left over, the first ones
+  Cut cut;       // stages of those tasks over them: `stages` at most; where sums meet, of each over its cluster
+  int meet = 1;  // workers of a cluster, which have a task left over together; 1: sums do not meet
+  uint32_t inverse = inverse_of(stages), inverse_meet = inverse_of(meet);
 
   LOWBIT_HOST_DEVICE constexpr int left() const { return tasks - rounds * workers; }
   // Whether any task has two parts.
-  LOWBIT_HOST_DEVICE constexpr bool in_parts() const { return left() > 0 && (cut.each != stages || cut.more != 0); }
+  LOWBIT_HOST_DEVICE constexpr bool in_parts() const {
+    return meet == 1 && left() > 0 && (cut.each != stages || cut.more != 0);
+  }
+  // The first stage, of those of tasks left over, of sharer i.
+  LOWBIT_HOST_DEVICE inline int begin_of(int i) const {
+    const int cluster = quotient(i, meet, inverse_meet);
+    return meet == 1 ? cut(i) : cluster * stages + cut(i - cluster * meet);
+  }
   // Stages of the worker that has the most.
   LOWBIT_HOST_DEVICE constexpr int longest() const { return rounds * stages + cut.each + (cut.more > 0); }
 };
@@ -55,6 +69,43 @@ LOWBIT_HOST_DEVICE constexpr Deal deal(int tasks, int stages, int most, bool eve
   }
   if (made.rounds == 0) made.workers = made.sharers;
   return made;
+}
+
+// The same by clusters of `meet` blocks, of which so many run at once; no workers where more tasks are left over.
+LOWBIT_HOST_DEVICE constexpr Deal deal_to_clusters(int tasks, int stages, int clusters, int meet) {
+  const int most = clusters * meet, rounds = most > 0 ? tasks / most : 0, left = tasks - rounds * most;
+  if (clusters < 1 || left > clusters || stages < meet) return {tasks, stages, 0, 0, 0, {0, 0}};
+  Deal made{tasks, stages, rounds ? most : left * meet, rounds, left * meet, {0, 0}, meet};
+  if (left > 0) made.cut = {stages / meet, stages % meet};
+  return made;
+}
+
+constexpr int kMostMeet = 4;  // blocks of a cluster whose sums meet
+// The same of a tile: sums of more would take too much of shared memory.
+LOWBIT_HOST_DEVICE constexpr int most_meet_of(int tokens) {
+  return tokens <= 160 ? kMostMeet : tokens <= 192 ? 3 : tokens <= 208 ? 2 : 1;
+}
+// How many times 128 k more the busiest block may have, so that sums meet. Measured on an H200, 15 shapes, tiles of 32
+// to 128 tokens: it is 3 to 9 times 128 k for which both take as long (docs/notes/gemm-sm90.md, version 77).
+constexpr int kMeetSaves = 5;
+
+struct MostClusters {
+  int of[kMostMeet + 1];  // [blocks of each]: how many run at once
+};
+
+// Tasks dealt out to blocks, or to clusters of at most `most_meet` blocks where the busiest block has no more than
+// `allowance` stages more by that: what sums that meet save, a second kernel and the wait for it.
+LOWBIT_HOST_DEVICE constexpr Deal best_deal(int tasks, int stages, const MostClusters& most, int most_meet,
+                                            int allowance) {
+  Deal best = deal(tasks, stages, most.of[1], true);
+  if (!best.in_parts()) return best;
+  int longest = best.longest() + allowance;
+  for (int meet = 2; meet <= most_meet; ++meet) {
+    const Deal other = deal_to_clusters(tasks, stages, most.of[meet], meet);
+    if (other.workers > 0 && other.left() > 0 && other.longest() <= longest)
+      best = other, longest = other.longest() - 1;
+  }
+  return best;
 }
 
 // Stages begin .. end - 1 of a task; place: 0 for the first part that a worker has of tasks left over, 1 for the
@@ -74,8 +125,8 @@ struct Parts {
   int begin, end[2];      // of the two parts of those
 
   LOWBIT_HOST_DEVICE inline Parts(const Deal& deal, int worker) {
-    const int from = worker < deal.sharers ? deal.cut(worker) : 0;
-    const int all = worker < deal.sharers ? deal.cut(worker + 1) - from : 0,
+    const int from = worker < deal.sharers ? deal.begin_of(worker) : 0;
+    const int all = worker < deal.sharers ? deal.begin_of(worker + 1) - from : 0,
               own = quotient(from, deal.stages, deal.inverse);
     rounds = deal.rounds, apart = deal.workers, whole = deal.stages;
     first = worker, left_first = deal.rounds * deal.workers + own;

@@ -18,10 +18,13 @@
 // half of a multiprocessor, and those of the next one begin beside them.
 //
 // A worker stores y of a task that it has all of; of others it leaves the sums of its part in memory, and add_parts
-// makes y of them. Up to 16 tokens are multiplied by mma.sync (narrow.cuh), up to 128 by wgmma (wide.cuh), 16 rows a
-// warp; one warp brings stages of W, its scales and x to a ring in shared memory. Tiles of 144 tokens and more have a
-// kernel of their own (large.cuh). More tokens are more tasks. Weights do not depend on the kernel before: the first of
-// them are asked for before griddepcontrol.wait.
+// makes y of them. With more tokens, blocks of a cluster may have equal parts of a task left over instead: their sums
+// meet in shared memory, and no second kernel follows (meeting.cuh).
+//
+// Up to 16 tokens are multiplied by mma.sync (narrow.cuh), up to 128 by wgmma (wide.cuh), 16 rows a warp; one warp
+// brings stages of W, its scales and x to a ring in shared memory. Tiles of 144 tokens and more have a kernel of their
+// own (large.cuh). More tokens are more tasks. Weights do not depend on the kernel before: the first of them are asked
+// for before griddepcontrol.wait.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -53,9 +56,11 @@ constexpr bool kBuilt =
 #endif
 
 // Warps of a block that help: one brings stages, the next makes barriers beside it, and where something of a stage is
-// made of what was brought there are three for that.
+// made of what was brought there are three for that. With more tokens a warp that multiplies makes them.
 template <class Worker, class Tile>
-constexpr int kHelpers = Tile::kWgmma || Worker::kSummed ? 1 + kSummers : 2;
+constexpr int kHelpers = Tile::kWgmma      ? 1
+                         : Worker::kSummed ? 1 + kSummers
+                                           : 2;
 
 // The most registers of a thread: with up to 16 tokens, what leaves room for a block of add_parts beside one of
 // multiply, which can start early then. Those of wgmma stay below theirs by as much.
@@ -70,7 +75,9 @@ struct Bounds {
   // Why fewer with 1 bit: it took all of 96 and was slower, 8192 x 28672 by 5% with 16 tokens.
   static constexpr int kNarrow = kMany || (kFew && Worker::kBits > 1) ? 96 : 88;
 #endif
-  static constexpr int kRegisters = Tile::kWgmma ? 168 : !Tile::kHalf ? kNarrow : kFew ? 96 : 80;
+  // Why fewer: the compiler took 114 of n64 with 4 bits, which was 4% slower (57344 x 8192).
+  static constexpr int kWide = Tile::kTokens == 64 && Worker::kBits <= 4 ? 112 : 168;
+  static constexpr int kRegisters = Tile::kWgmma ? kWide : !Tile::kHalf ? kNarrow : kFew ? 96 : 80;
   static constexpr int kAddThreads = Tile::kWgmma || kMany ? 128 : 256;
 };
 
@@ -96,7 +103,7 @@ __global__ void __maxnreg__((BoundsOf<Weight, Act, Tile, Form>::kRegisters))
     if (helper == 0) {
       // ---- weights: they do not depend on the kernel before, nor on the other warps of this one
       if (ptx::elect_one()) producer.start();
-    } else if (helper == 1) {
+    } else if (kHelpers<Worker, Tile> > 1 ? helper == 1 : warp == 0) {
       if (ptx::elect_one()) {
         ptx::prefetch_map(p.maps[kMapOfX]);
         const int arrivals = Tile::kWgmma ? Tile::kWarps : p.ring.split.row_tiles * p.ring.split.parts;
@@ -105,16 +112,14 @@ __global__ void __maxnreg__((BoundsOf<Weight, Act, Tile, Form>::kRegisters))
           if (Worker::kSummed) ptx::arrivals_init(base + Map::kSummed + 8 * i, 32 * kSummers);
           ptx::arrivals_init(base + Map::kEmpty + 8 * i, arrivals);
         }
-        if (!Tile::kWgmma && p.ring.split.blocks > 1) {
-          const Split& split = p.ring.split;
-          const int own = (split.row_tiles - (blockIdx.x & 1) + 1) / 2;
+        if (p.deal.meet > 1) {
           ptx::barrier_init(base + Map::kMet);
-          ptx::barrier_expect(base + Map::kMet, own * p.ring.slices * Tile::kColumns * 512);
+          ptx::barrier_expect(base + Map::kMet, Worker::meeting_bytes(p));
         }
       }
     }
     __syncthreads();
-    if (!Tile::kWgmma && p.ring.split.blocks > 1) ptx::cluster_arrive_early();
+    if (p.deal.meet > 1) ptx::cluster_arrive_early();
     if constexpr (Weight::kCodebook) {
       CodebookTable<Weight::kBits, Act>::make(base + Map::kTable, p.codebook, warp,
                                               Tile::kWarps + kHelpers<Worker, Tile>, lane);
@@ -126,7 +131,7 @@ __global__ void __maxnreg__((BoundsOf<Weight, Act, Tile, Form>::kRegisters))
     // ---- everything else
     ptx::wait_for_previous_kernel();
     // Blocks store into each other's memory only when both run.
-    if (!Tile::kWgmma && p.ring.split.blocks > 1) ptx::cluster_wait();
+    if (p.deal.meet > 1) ptx::cluster_wait();
     if (helper == 0) {
       if (ptx::elect_one()) producer.go_on();
     } else if (helper > 0) {
@@ -178,10 +183,10 @@ inline int launch_kernels(const Kernels& kernels, const Traits& traits, const Ma
   for (int h = 0; h < 2; ++h) p.factor[h] = kernels.factor[h] * (kernels.scaled_later ? p.step : 1.0f);
   const int shared_bytes = kernels.shared_bytes;
   if (const cudaError_t error = prepare(kernels.multiply, shared_bytes, launch.device, prepared)) return error;
-  const bool in_parts = p.deal.in_parts() && p.ring.split.blocks == 1;
+  const bool in_parts = p.deal.in_parts();
   if (in_parts)
     p.parts = static_cast<float*>(launch.scratch(launch.owner, int64_t{p.deal.sharers} * 2 * kernels.part_bytes));
-  const int blocks = p.deal.workers * traits.cluster, cluster = traits.cluster * p.ring.split.blocks;
+  const int blocks = p.deal.workers * traits.cluster, cluster = traits.cluster * p.deal.meet;
   if (const cudaError_t error = start(kernels.multiply, &p, blocks, kernels.threads, shared_bytes, cluster, launch))
     return error;
   if (!in_parts) return cudaSuccess;

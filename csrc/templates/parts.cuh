@@ -55,22 +55,24 @@ struct RowsOfY {
     to = static_cast<Act*>(p.y) + n + lane % 4 * 2;
   }
 
-  // Tokens of a tile from `token` on. sums(column, i): of row half i / 2, token i % 2.
+  // Tokens of a tile from `token` on, of columns that have a bit in `own`. sums(column, i): of row half i / 2, token i
+  // % 2.
   template <class Sums>
-  __device__ __forceinline__ void store(int token, const Sums& sums) const {
+  __device__ __forceinline__ void store(int token, const Sums& sums, uint32_t own = ~0u) const {
     if (n >= p.n) return;
 #pragma unroll
     for (int column = 0; column < Tile::kColumns; ++column) {
       if (8 * column >= p.tile_tokens || token + 8 * column >= p.m) break;
+      if (!(own >> column & 1)) continue;
       uint32_t pair[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h)
         // Turned, a lane has one token and two rows side by side.
         pair[h] = ptx::transpose(pack_pair<Act>(fmaf(sums(column, 2 * h), factor[h], bias[h]),
                                                 fmaf(sums(column, 2 * h + 1), factor[h], bias[h])));
-      const int own = token + 8 * column + lane / 4;
-      if (own >= p.m) continue;
-      Act* here = to + own * p.y_stride;
+      const int row = token + 8 * column + lane / 4;
+      if (row >= p.m) continue;
+      Act* here = to + row * p.y_stride;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         if (pairs) {
@@ -78,8 +80,8 @@ struct RowsOfY {
         } else {
           const Act* values = reinterpret_cast<const Act*>(&pair[h]);
 #pragma unroll
-          for (int i = 0; i < 2; ++i)
-            if (n + 8 * h + lane % 4 * 2 + i < p.n) here[8 * h + i] = values[i];
+          for (int j = 0; j < 2; ++j)
+            if (n + 8 * h + lane % 4 * 2 + j < p.n) here[8 * h + j] = values[j];
         }
       }
     }

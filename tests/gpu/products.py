@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import lowbit
+from lowbit import extension
 
 from . import oracle
-from .kernels import family, product_rows, scales_values, tile
+from .kernels import family, forced, product_rows, scales_values, tile
 from .plan import cases
 
 ROWS = sorted(product_rows(), key=lambda row: (row["weight"], row["name"]))
@@ -91,6 +92,22 @@ def why_wrong(kernel: str, y, x, weight, bias=None, together=True) -> str | None
         # It multiplies two 8-bit digits of x, which are off by up to 2^-15 of the largest x of 128 k.
         size = size + 2**-15 / oracle.SHARE * x.double().abs().amax(1, keepdim=True) * weight.size.sum(1)
     return oracle.wrong(y, exact, size)
+
+
+def right_by_split(name: str, split: tuple, x, weight, bias) -> bool:
+    """Whether a kernel takes a split (``struct Split`` of csrc/args.h); its product is right then, and the same a
+    second and a third time, when the next one has begun before it ends."""
+    with forced(name), extension.force_cuda_split(*split):
+        try:
+            y = lowbit.matmul(x, weight.pw, bias)
+        except RuntimeError as error:
+            assert "was forced and can't hold" in str(error)
+            return False
+        again = [lowbit.matmul(x, weight.pw, bias) for _ in range(2)]
+    reason, what = why_wrong(name, y, x, weight, bias), f"{name} by {split}, x {tuple(x.shape)}, {weight.pw}"
+    assert reason is None, f"{what}: {reason}"
+    assert all(oracle.same_bits(one, y) for one in again), f"{what}: runs differ"
+    return True
 
 
 def assert_exact(x, weight, bias=None, y=None):

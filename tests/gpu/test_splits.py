@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-import lowbit
 from lowbit import extension
 from lowbit.errors import SchemeError
 
 from . import oracle
-from .kernels import forced, may_refuse, needs_kernels, tokens
-from .products import bias_for, row_of, why_wrong
+from .kernels import may_refuse, needs_kernels, tokens
+from .products import bias_for, right_by_split, row_of
 
 pytestmark = needs_kernels
 
@@ -31,17 +30,7 @@ def right(row: dict, shape, split, early: int, kind: str, warps: int = 16, next_
     weight = oracle.make(row["weight"], shape, 128, kind, seed=sum(split))
     x = oracle.normal(tokens(row["name"]), shape[1], dtype=getattr(torch, row["act"]), seed=early)
     bias = bias_for(shape[0], early)
-    with forced(row["name"]), extension.force_cuda_split(*split, early, warps, next_after):
-        try:
-            y = lowbit.matmul(x, weight.pw, bias)
-        except RuntimeError as error:
-            assert "was forced and can't hold" in str(error)
-            return False
-        again = [lowbit.matmul(x, weight.pw, bias) for _ in range(2)]
-    reason = why_wrong(row["name"], y, x, weight, bias)
-    assert reason is None, f"{row['name']} {split} of {warps}, {early} early, {shape}: {reason}"
-    assert all(oracle.same_bits(one, y) for one in again), f"{row['name']} {split} of {warps}, {shape}: runs differ"
-    return True
+    return right_by_split(row["name"], (*split, early, warps, next_after), x, weight, bias)
 
 
 def taken(row: dict, splits: list, early: int, warps=lambda split: 16) -> set:

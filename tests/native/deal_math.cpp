@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -26,6 +27,11 @@ static std::vector<std::array<int, 5>> parts_of(const lowbit::Deal& deal) {
   return found;
 }
 
+// workers, rounds, left, sharers, in_parts, longest; each and more of the cut; workers of a cluster.
+static std::array<int, 9> numbers_of(const lowbit::Deal& d) {
+  return {d.workers, d.rounds, d.left(), d.sharers, d.in_parts(), d.longest(), d.cut.each, d.cut.more, d.meet};
+}
+
 PYBIND11_MODULE(deal_math, m) {
   m.def("parts",
         [](int tasks, int stages, int most, bool even) { return parts_of(lowbit::deal(tasks, stages, most, even)); });
@@ -33,12 +39,23 @@ PYBIND11_MODULE(deal_math, m) {
     const lowbit::Deal deal = lowbit::deal(tasks, stages, most, even);
     return lowbit::Parts(deal, worker).stages;
   });
-  // workers, rounds, left, sharers, in_parts, longest; then each and more of the cut.
-  m.def("deal", [](int tasks, int stages, int most, bool even) {
-    const lowbit::Deal d = lowbit::deal(tasks, stages, most, even);
-    return std::array<int, 8>{d.workers,    d.rounds,    d.left(),   d.sharers,
-                              d.in_parts(), d.longest(), d.cut.each, d.cut.more};
+  m.def("deal",
+        [](int tasks, int stages, int most, bool even) { return numbers_of(lowbit::deal(tasks, stages, most, even)); });
+  m.def("deal_to_clusters", [](int tasks, int stages, int clusters, int meet) {
+    return numbers_of(lowbit::deal_to_clusters(tasks, stages, clusters, meet));
   });
+  m.def("parts_of_clusters", [](int tasks, int stages, int clusters, int meet) {
+    return parts_of(lowbit::deal_to_clusters(tasks, stages, clusters, meet));
+  });
+  // most: clusters of 0 (none), 1, 2, 3, 4 blocks.
+  m.def("best_deal",
+        [](int tasks, int stages, std::array<int, lowbit::kMostMeet + 1> most, int most_meet, int allowance) {
+          lowbit::MostClusters clusters{};
+          std::copy(most.begin(), most.end(), clusters.of);
+          return numbers_of(lowbit::best_deal(tasks, stages, clusters, most_meet, allowance));
+        });
+  m.def("most_meet_of", lowbit::most_meet_of);
+  m.attr("kMeetSaves") = lowbit::kMeetSaves;
   m.def("spot_of", [](int task, int row_blocks, int token_tiles) {
     const lowbit::Spot spot = lowbit::spot_of(task, row_blocks, token_tiles);
     return std::array<int, 2>{spot.row_block, spot.token_tile};

@@ -8,17 +8,19 @@ using namespace on_host;
 
 namespace {
 
+// meet: blocks of a cluster that share tasks left over; 1: parts are added up by a second kernel.
 template <class Weight, class Act, int Tokens>
-void run(const Case& c) {
+void run(const Case& c, int meet = 1) {
   Product<Weight, Act> product(c);
   Launch launch = product.launch();
   launch.encode_tensor_map = reinterpret_cast<void*>(emulated::encode);
+  launch.forced = {8, 1, meet, 1, 8, 0};
   for (const bool late : {false, true}) {
     emulated::late = late;
     const MatmulArgs args = product.pose(late);
     tell_kernels<Weight>(c.kind);
     const int error = gemm_sm90::launch<Weight, Act, gemm_sm90::Tile<Tokens>>(args, launch, Values<Weight>::kAffine);
-    product.report(error, "n" + std::to_string(Tokens), late);
+    product.report(error, "n" + std::to_string(Tokens) + " by " + std::to_string(meet), late);
   }
 }
 
@@ -48,6 +50,22 @@ int main() {
   run<Int<4>, __half, 256>({300, 1000, 300, 128, kNone, kFp16, 4, 90});
   run<Int<2>, __nv_bfloat16, 256>({520, 600, 200, 32, kMin, kBf16, 4, 90});
   run<Int<5>, __half, 256>({264, 2100, 17, 128, kZero, kBf16, 6, 90});
+  // Sums that meet: of two to four blocks, whole tasks before, clusters without a task, columns that are not shared
+  // evenly, tokens that are not there.
+  run<Int<4>, __half, 32>({300, 1500, 70, 128, kNone, kFp16, 8, 90}, 4);
+  run<Int<1>, __nv_bfloat16, 32>({520, 1100, 17, 256, kZero, kBf16, 4, 90}, 2);
+  run<Int<7>, __half, 48>({270, 700, 37, -1, kNone, kFp16, 9, 90}, 3);
+  run<Int<3>, __half, 48>({130, 1300, 41, 128, kNone, kFp16, 8, 90}, 4);
+  run<Int<2>, __half, 64>({200, 1300, 60, 256, kNone, kFp16, 6, 90}, 3);
+  run<Int<8>, __half, 64>({140, 900, 50, 128, kNone, kFp32, 6, 90}, 2);
+  run<Int<5>, __half, 96>({130, 1700, 90, 128, kNone, kFp16, 6, 90}, 3);
+  run<Int<2>, __half, 128>({136, 600, 200, 128, kZero, kFp16, 8, 90}, 2);
+  run<Int<6>, __half, 128>({260, 500, 100, 64, kZero, kFp16, 12, 90}, 4);
+  run<Int<7>, __half, 128>({120, 3400, 120, 128, kNone, kFp16, 2, 90}, 2);
+  run<Int<4>, __half, 144>({136, 900, 140, 128, kNone, kFp16, 8, 90}, 4);
+  run<Int<3>, __half, 208>({264, 300, 209, 256, kNone, kFp16, 4, 90}, 2);
+  run<Float<3, 2>, __half, 192>({100, 700, 170, 128, kNone, kFp16, 2, 90}, 2);
+  run<Int<4>, __half, 192>({100, 700, 170, 128, kNone, kFp16, 3, 90}, 3);
   // Scales of 32 bits, values of a codebook.
   run<Int<8>, __half, 64>({140, 900, 50, 128, kNone, kFp32, 3, 90});
   run<Float<3, 2>, __half, 256>({200, 500, 100, -1, kNone, kFp32, 2, 90});

@@ -175,4 +175,61 @@ struct ScaledDecoder {
   }
 };
 
+// Integers as exact numbers of which each fragment has a factor of its own, known when this is compiled, and needs no
+// shift (ValuesOf).
+template <class Weight, class Act, ZeroForm Zeros>
+struct PlacedDecoder {
+  static constexpr int kBits = Weight::kBits;
+  using Numbers = ValuesOf<kBits, Act>;
+  using Words = typename Numbers::Words;
+
+  struct Group {
+    uint32_t addend[2], kept[2];  // kept: of codes of a row half, all bits or none
+    float on_sums[2];
+
+    __device__ __forceinline__ void keep(int h, bool keep) {
+      addend[h] = keep ? addend[h] : 0, kept[h] = keep ? ~0u : 0u;
+    }
+  };
+
+  const Numbers numbers;
+  const float step, per_step, base;
+
+  __device__ PlacedDecoder(float affine_step, float zero_base)
+      : numbers(zero_base), step(affine_step), per_step(1.0f / affine_step), base(zero_base) {}
+
+  __device__ __forceinline__ float factor() const { return step * Numbers::kUnit; }
+
+  __device__ __forceinline__ Group group(float2 scales, float2 zeros, bool /*is_min*/) const {
+    Group made{{numbers.addend, numbers.addend}, {~0u, ~0u}, {scales.x, scales.y}};
+    if constexpr (Zeros == ZeroForm::kWhole) {
+      made.addend[0] = Numbers::addend_of(base + zeros.x * per_step);
+      made.addend[1] = Numbers::addend_of(base + zeros.y * per_step);
+    }
+    return made;
+  }
+
+  // The bits of a row half in every byte of a plane of `width` bits.
+  static __host__ __device__ constexpr uint32_t half_of(int width, int h) {
+    uint32_t mask = 0;
+    for (int u = h; u < 8 / width; u += 2) mask |= ((1u << width) - 1) << Words::bit(width, u);
+    return planes::bytes(mask);
+  }
+
+  // Codes of row halves that the group does not keep become 0.
+  static __device__ __forceinline__ void leave_out(const Group& group, Words& words) {
+#pragma unroll
+    for (int width = 4; width >= 1; width /= 2) {
+      if (!(kBits & width)) continue;
+      const uint32_t mask = (group.kept[0] & half_of(width, 0)) | (group.kept[1] & half_of(width, 1));
+#pragma unroll
+      for (int i = 0; i < 2 * width; ++i) words.word[2 * (kBits & ~(2 * width - 1)) + i] &= mask;
+    }
+  }
+
+  __device__ __forceinline__ void fragment(const Words& from, int f, const Group& group, uint32_t (&a)[4]) const {
+    Numbers::fragment(from, f, group.addend, a);
+  }
+};
+
 }  // namespace lowbit

@@ -12,6 +12,7 @@
 #include "../ptx/wgmma.cuh"
 #include "helpers.cuh"
 #include "lines.cuh"
+#include "meeting.cuh"
 #include "parts.cuh"
 #include "shape.cuh"
 #include "warpgroup.cuh"
@@ -33,7 +34,19 @@ struct LargeMap {
   static constexpr int kW = kXDepth * kXBytes, kLines = kW + kWDepth * kWBytes;
   static constexpr int kWFull = kLines + Lines::kBytes, kWEmpty = kWFull + 8 * kWDepth;
   static constexpr int kXFull = kWEmpty + 8 * kWDepth, kXEmpty = kXFull + 8 * kXDepth;
-  static constexpr int kTable = (kXEmpty + 8 * kXDepth + 127) / 128 * 128;  // of a codebook
+  static constexpr int kMet = kXEmpty + 8 * kXDepth;
+  static constexpr int kTable = (kMet + 8 + 127) / 128 * 128;  // of a codebook
+  // Where blocks of a cluster share a task, their sums meet behind the first places of x.
+  static constexpr int meet_depth(int blocks) {
+    return kXDepth - (meeting_room(Tile::kRowTiles, Tile::kColumns, blocks) + kXBytes - 1) / kXBytes;
+  }
+  static constexpr int most_meet() {
+    int most = most_meet_of(Tile::kTokens);
+    while (most > 1 && meet_depth(most) < 4) --most;
+    return most;
+  }
+  static constexpr int kMostMeet = most_meet(), kMeetDepth = meet_depth(kMostMeet);
+  static constexpr int kMeeting = kMeetDepth * kXBytes;
   static_assert(kXDepth >= 4 && kTable + Stage::kTable + 1024 <= kSharedAlone);
 };
 
@@ -91,8 +104,7 @@ struct Large {
 
   __device__ __forceinline__ void go_on() const {
     Cursor at(p, worker);
-    Place<Map::kWDepth> w;
-    Place<Map::kXDepth> x;
+    narrow::Place w(Map::kWDepth), x(p.ring.depth);
     int asked = 0;  // places of x
 #pragma unroll 1
     for (int i = 0; i < parts.stages; ++i) {
@@ -101,7 +113,7 @@ struct Large {
 #pragma unroll
       for (int half = 0; half < 2; ++half, ++asked) {
         // Both blocks are done with it.
-        if (asked >= Map::kXDepth) ptx::wait_arrivals(base + Map::kXEmpty + 8 * x.index, x.parity ^ 1);
+        if (asked >= p.ring.depth) ptx::wait_arrivals(base + Map::kXEmpty + 8 * x.index, x.parity ^ 1);
         bring_x(at, half, x.index);
         x.next();
       }
@@ -109,10 +121,10 @@ struct Large {
       w.next();
     }
     // Why: the other block still arrives at these barriers, and a block that has left has none.
-    const bool all = asked >= Map::kXDepth;
-    if (!all) x = {};
+    const bool all = asked >= p.ring.depth;
+    if (!all) x = narrow::Place(p.ring.depth);
 #pragma unroll 1
-    for (int i = 0; i < min(asked, Map::kXDepth); ++i, x.next())
+    for (int i = 0; i < min(asked, p.ring.depth); ++i, x.next())
       ptx::wait_arrivals(base + Map::kXEmpty + 8 * x.index, all ? x.parity ^ 1 : 0);
   }
 
@@ -121,12 +133,15 @@ struct Large {
     const Decoder decoder = make_decoder<Weight, Decoder>(base + Map::kTable, lane, p.step, p.zero_base);
     const Turns turns(warp);
     turns.begin();
-    Place<Map::kWDepth> w;
-    Place<Map::kXDepth> x;
+    narrow::Place w(Map::kWDepth), x(p.ring.depth);
     uint32_t before[2] = {};  // places of x whose products may still run, by half
     // One lane for each block: what it brings goes to both.
     const auto release_x = [&](uint32_t place) {
-      if (lane < Tile::kCluster) ptx::arrive_in_cluster(base + Map::kXEmpty + 8 * place, lane);
+      if constexpr (Tile::kCluster == 1) {
+        if (lane == 0) ptx::arrive(base + Map::kXEmpty + 8 * place);
+      } else {
+        if (lane < Tile::kCluster) ptx::arrive_in_cluster(base + Map::kXEmpty + 8 * place, lane);
+      }
     };
 #pragma unroll 1
     for (int turn = 0; turn < parts.count; ++turn) {
@@ -191,7 +206,13 @@ struct Large {
       const auto sums = [&](int column, int i) {
         return kExact ? sum[4 * column + i] * unit[i / 2] : sum[4 * column + i];
       };
-      if (p.lines && part.end - part.begin == p.deal.stages) {
+      const bool whole = part.end - part.begin == p.deal.stages;
+      if (Map::kMostMeet > 1 && !whole && p.deal.meet > 1) {
+        if (kExact)
+#pragma unroll
+          for (int i = 0; i < Tile::kTokens / 2; ++i) sum[i] *= unit[i / 2 % 2];
+        finish_task<Act, Tile>(p, part, base + Map::kMeeting, base + Map::kMet, warp, lane, sum);
+      } else if (p.lines && whole) {
         const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
         const int row_tile = (spot.row_block * Tile::kCluster + rank) * Tile::kRowTiles + warp / 4 * 4;
         store_lines<Act, Tile>(p, base + Map::kLines, row_tile * 16, spot.token_tile * p.tile_tokens, warp, lane, sums);
@@ -226,6 +247,10 @@ __global__ void __launch_bounds__(kLargeThreads, 1) multiply_large(const __grid_
     for (int i = 0; i < Map::kXDepth; ++i) {
       ptx::arrivals_init(base + Map::kXFull + 8 * i, 1);
       ptx::arrivals_init(base + Map::kXEmpty + 8 * i, Tile::kWarps * Tile::kCluster);
+    }
+    if (p.deal.meet > 1) {
+      ptx::barrier_init(base + Map::kMet);
+      ptx::barrier_expect(base + Map::kMet, Meeting<Tile>::bytes(p.deal.meet));
     }
     ptx::publish_barriers();
     ptx::publish_to_cluster();

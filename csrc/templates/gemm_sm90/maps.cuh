@@ -8,6 +8,7 @@
 #include "../dequant/planes.cuh"
 #include "../form.cuh"
 #include "../layout.cuh"
+#include "large.cuh"
 #include "lines.cuh"
 #include "shape.cuh"
 
@@ -36,6 +37,22 @@ inline bool describe(const Launch& launch, CUtensorMap& map, CUtensorMapDataType
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+// Bytes for stages of a narrow tile; of others how many stages, or places of x, a ring has, and where sums meet; and of
+// how many blocks they do.
+struct Room {
+  int bytes, depth, meet_depth, most_meet;
+};
+template <class Weight, class Tile, class Form>
+constexpr Room room_of() {
+  if constexpr (Tile::kLarge) {
+    using Map = LargeMap<Weight, Tile, Form>;
+    return {0, Map::kXDepth, Map::kMeetDepth, Map::kMostMeet};
+  } else {
+    using Map = gemm_sm90::Map<Stage<Weight, Tile, Form>>;
+    return {Map::kRoom, Map::kDepth, Map::kMeetDepth, kMostMeet};
+  }
+}
+
 // What of a kernel its problem depends on. Why not types: this is then compiled once, not for every kernel.
 struct Traits {
   int bits;
@@ -44,7 +61,8 @@ struct Traits {
   bool wgmma;
   int steps;  // of 128 k, in a stage
   narrow::StageBytes parts;
-  int most, room;  // stages in a ring, bytes for them
+  int most;  // stages in a ring
+  Room room;
 };
 
 template <class Weight, class Tile, class Form>
@@ -59,7 +77,19 @@ constexpr Traits kTraits = {Weight::kBits,
                             Stage<Weight, Tile, Form>::kSteps,
                             Stage<Weight, Tile, Form>::kParts,
                             kMostStages,
-                            room_of<Stage<Weight, Tile, Form>>()};
+                            room_of<Weight, Tile, Form>()};
+
+// How tasks of a tile of more than 16 tokens are dealt out; no workers where it is forced and can't be.
+inline Deal deal_of(const Traits& traits, int tasks, int stages, const Launch& launch) {
+  const int* most = launch.clusters;
+  const MostClusters clusters = {{0, most[traits.cluster / 2], most[1], most[4], most[2]}};
+  const int meet = launch.forced.parts ? launch.forced.blocks : 0;
+  const int most_meet = launch.same_sums ? std::min(2, traits.room.most_meet) : traits.room.most_meet;
+  if (meet > most_meet) return {};
+  if (meet == 0) return best_deal(tasks, stages, clusters, most_meet, kMeetSaves / traits.steps);
+  return meet == 1 ? deal(tasks, stages, clusters.of[1], true)
+                   : deal_to_clusters(tasks, stages, clusters.of[meet], meet);
+}
 
 // Fills in the problem; false when a tensor is none that the copy engine can read, or a forced split can't be.
 inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& launch, Affine affine,
@@ -78,7 +108,7 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
     const int most_steps = traits.fine && group.fragments < 3 ? most_groups << group.fragments >> 3 : most_groups;
     p.ring = narrow::stages_of(traits.parts, traits.steps, static_cast<int64_t>(tiles), steps, traits.tokens,
                                traits.bits, traits.row_tiles, launch, groups > 1 ? group.steps : -1, most_steps,
-                               traits.most, traits.room);
+                               traits.most, traits.room.bytes);
     if (p.ring.depth == 0) return false;
   }
   const Split split = p.ring.split;
@@ -137,8 +167,12 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   const int64_t tasks = int64_t{p.row_blocks} * p.token_tiles;
   const int64_t stages = layout::round_up((steps + own_steps - 1) / own_steps, split.blocks);
   if (std::max(tasks, stages * most) > INT32_MAX) return false;
-  p.deal = p.ring.whole ? deal(static_cast<int>(tasks), static_cast<int>(stages), most, traits.wgmma)
-                        : narrow::deal_whole(static_cast<int>(tasks), static_cast<int>(stages), most, split.blocks);
+  const int all = static_cast<int>(tasks), each = static_cast<int>(stages);
+  p.deal = !narrow        ? deal_of(traits, all, each, launch)
+           : p.ring.whole ? deal(all, each, most, false)
+                          : narrow::deal_whole(all, each, most, split.blocks);
+  if (p.deal.workers == 0) return false;
+  if (!narrow) p.ring.depth = p.deal.meet > 1 ? traits.room.meet_depth : traits.room.depth;
   p.y = args.y.data, p.y_stride = args.y.row_stride, p.lines = has_lines(args);
   p.bias = args.y.bias, p.bias_type = args.y.bias_type, p.row_scales = args.w.row_scales;
   p.step = traits.is_float ? 1.0f : affine.step;

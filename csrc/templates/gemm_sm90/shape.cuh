@@ -62,9 +62,10 @@ struct Stage {
   static constexpr int kWidest = kBits & 8 ? 8 : kBits & 4 ? 4 : 2;
   static constexpr int kLargest = Tile::kShared / (kHalf ? 4 : 5);
   static constexpr int kMost = kLargest / kStepBytes < 8 / kWidest ? kLargest / kStepBytes : 8 / kWidest;
-  // Why fewer of narrow tiles with fine groups: what helpers make of these takes room.
-  static constexpr int kMostFine = !kNarrow || !kFine || Weight::kCodebook ? 4 : kBits <= 2 ? 2 : 1;
-  static constexpr int kAtMost = kMost < kMostFine ? kMost : kMostFine;
+  // Why fewer of narrow tiles with fine groups: what helpers make of these takes room. Why of wider tiles: the first
+  // products wait for all of a stage; 10240 x 8192, 32 rows, int1 18.9 us with 4, 15.2 with 2.
+  static constexpr int kMostSteps = !kNarrow ? 2 : !kFine || Weight::kCodebook ? 4 : kBits <= 2 ? 2 : 1;
+  static constexpr int kAtMost = kMost < kMostSteps ? kMost : kMostSteps;
   // Why not four with 2 bits in half of a multiprocessor: registers would not do.
   static constexpr int kSteps = kAtMost >= 4 && !(kHalf && kBits == 2) ? 4 : kAtMost >= 2 ? 2 : 1;
   static constexpr int kX = 2 * kXBox * kSteps;
@@ -91,32 +92,44 @@ struct Stage {
 
 constexpr int kMostStages = 12;  // in a ring
 
+// Bytes of a column of a tile, 8 tokens, of a warp's 16 rows.
+constexpr int kColumnBytes = 512;
+
+// Room for what comes to a block of more than 16 tokens where those of a cluster share a task (meeting.cuh): every
+// so-manieth of its columns, from each of the others.
+constexpr int meeting_room(int row_tiles, int columns, int most_blocks) {
+  int most = 0;
+  for (int blocks = 2; blocks <= most_blocks; ++blocks) {
+    const int room = (blocks - 1) * row_tiles * ((columns + blocks - 1) / blocks) * kColumnBytes;
+    most = room > most ? room : most;
+  }
+  return most;
+}
+
 // Where things lie in shared memory, from the first multiple of 1024.
 template <class Stage>
 struct Map {
   static constexpr int kFixed = 2 * 1024;  // barriers, and what lies before the first multiple of 1024
-  // Where sums of parts of K meet.
-  static constexpr int kSums = Stage::kNarrow ? Stage::kRowTiles * Stage::kXBox / 2 : 0;
-  static constexpr int kRoom = Stage::kShared - kFixed - Stage::kTable - kSums;  // for stages
+  // Where sums of parts of K meet; of wider tiles that is room for stages where they don't.
+  static constexpr int kSums = Stage::kNarrow ? Stage::kRowTiles * Stage::kXBox / 2
+                                              : meeting_room(Stage::kRowTiles, Stage::kXBox / 1024, kMostMeet);
+  static constexpr int kRoom = Stage::kShared - kFixed - Stage::kTable - (Stage::kNarrow ? kSums : 0);  // for stages
   static constexpr int kFit = kRoom / (Stage::kNarrow ? Stage::kParts.of(1) : Stage::kBytes);
   static constexpr int kDepth = Stage::kNarrow || kFit > kMostStages ? kMostStages : kFit;  // of narrow tiles at most
-  static constexpr int kFull = Stage::kNarrow ? kRoom : kDepth * Stage::kBytes;  // barriers: a stage has come
-  static constexpr int kSummed = kFull + 8 * kDepth;                             // its sums of x are there
-  static constexpr int kEmpty = kSummed + 8 * kDepth;                            // all warps have read it
-  static constexpr int kMet = kEmpty + 8 * kDepth;                               // all sums of parts of K are there
-  static constexpr int kMeeting = (kMet + 8 + 127) / 128 * 128;                  // those sums
-  static constexpr int kTable = kMeeting + kSums;                                // of a codebook
+  static constexpr int kMeetDepth = (kRoom - kSums) / Stage::kBytes;  // of wider tiles, where sums meet behind it
+  static constexpr int kMetEnd = kMeetDepth * Stage::kBytes + kSums;
+  static constexpr int kStages = kDepth * Stage::kBytes > kMetEnd ? kDepth * Stage::kBytes : kMetEnd;
+  static constexpr int kFull = Stage::kNarrow ? kRoom : kStages;  // barriers: a stage has come
+  static constexpr int kSummed = kFull + 8 * kDepth;              // its sums of x are there
+  static constexpr int kEmpty = kSummed + 8 * kDepth;             // all warps have read it
+  static constexpr int kMet = kEmpty + 8 * kDepth;                // all sums of parts of K are there
+  static constexpr int kAfter = (kMet + 8 + 127) / 128 * 128;
+  static constexpr int kMeeting = Stage::kNarrow ? kAfter : kMeetDepth * Stage::kBytes;  // those sums
+  static constexpr int kTable = Stage::kNarrow ? kAfter + kSums : kAfter;                // of a codebook
   static_assert(kFit >= 2 && kTable + Stage::kTable + 1024 <= Stage::kShared);
   static constexpr int kEarly = narrow::early_stages(Stage::kBits);  // of wider tiles
-  static_assert(kEarly <= kFit);
+  static_assert(kEarly <= kFit && (Stage::kNarrow || (kEarly <= kMeetDepth && kMeetDepth <= kDepth)));
 };
-
-// Bytes for stages of a narrow tile.
-template <class Stage>
-constexpr int room_of() {
-  if constexpr (Stage::kNarrow) return Map<Stage>::kRoom;
-  return 0;
-}
 
 // Everything a kernel is told but where tensors lie, and all that add_parts is; sizes are those of the unpadded
 // problem.
@@ -168,33 +181,18 @@ constexpr int kMaps = first_plane(Stage::kZeros) + planes::plane_count(Stage::kB
 template <class Stage>
 using PosedOf = Posed<kMaps<Stage>>;
 
-// Which place of the ring comes next, and the phase that its barriers are in.
-template <int Depth>
-struct Place {
-  uint32_t index = 0, parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++index == Depth) index = 0, parity ^= 1;
-  }
-};
-
-// The ring as narrow/worker.cuh wants it, from `base` on; of wider tiles its depth is known here.
+// The ring as narrow/worker.cuh wants it, from `base` on; of wider tiles the size of stages is known here.
 template <class Stage>
 struct Ring {
   using Map = gemm_sm90::Map<Stage>;
-  using Place = std::conditional_t<Stage::kNarrow, narrow::Place, gemm_sm90::Place<Map::kDepth>>;
   static constexpr bool kApart = false, kSplits = Stage::kNarrow;
   static constexpr bool kSumsLast = false, kByEngine = true;
 
   const uint32_t base;
   const narrow::Stages& stages;
 
-  __device__ __forceinline__ int depth() const { return Stage::kNarrow ? stages.depth : Map::kDepth; }
-  __device__ __forceinline__ Place first() const {
-    if constexpr (Stage::kNarrow)
-      return Place(stages.depth);
-    else
-      return {};
-  }
+  __device__ __forceinline__ int depth() const { return stages.depth; }
+  __device__ __forceinline__ narrow::Place first() const { return narrow::Place(stages.depth); }
   __device__ __forceinline__ uint32_t stage(uint32_t place) const {
     return base + place * (Stage::kNarrow ? stages.bytes : Stage::kBytes);
   }

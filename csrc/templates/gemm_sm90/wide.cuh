@@ -5,6 +5,7 @@
 #include "../ptx/async.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
+#include "meeting.cuh"
 #include "parts.cuh"
 #include "shape.cuh"
 #include "warpgroup.cuh"
@@ -18,7 +19,10 @@ struct Wide {
   // Where scales go: to values, where they change within 128 k; else values stay exact numbers. With few tokens there
   // are registers for sums of 128 k of their own (struct Open); with more, sums are counted in units of a scale.
   static constexpr bool kExact = !Form::kFine, kOpen = kExact && Tile::kTokens <= 48;
-  using Decoder = ScaledDecoder<Weight, Act, Form::kZeroForm, kExact>;
+  // Whether a factor for each fragment takes the place of shifts: it costs registers for what is left out of units.
+  static constexpr bool kPlaced = kExact && !Weight::kFloat && !Weight::kCodebook && Weight::kBits <= (kOpen ? 3 : 1);
+  using Decoder = std::conditional_t<kPlaced, PlacedDecoder<Weight, Act, Form::kZeroForm>,
+                                     ScaledDecoder<Weight, Act, Form::kZeroForm, kExact>>;
   using Words = typename Decoder::Words;
   using Group = typename Decoder::Group;
   static constexpr int kColumns = Tile::kColumns;
@@ -34,10 +38,11 @@ struct Wide {
       : p(problem),
         base(shared),
         warp(own_warp),
-        lane(own_lane),
+        lane(kOpen ? own_lane : __shfl_sync(~0u, own_lane, own_lane)),  // Why: else it is read anew in every step
         decoder(make_decoder<Weight, Decoder>(shared + Map::kTable, own_lane, problem.step, problem.zero_base)) {}
 
   static constexpr float unit(int /*h*/) { return 1.0f; }
+  static __device__ __forceinline__ int meeting_bytes(const Problem& p) { return Meeting<Tile>::bytes(p.deal.meet); }
 
   using Fragments = uint32_t[2][4][4];  // of 64 k each
   using Sums = float[Tile::kTokens / 2];
@@ -78,6 +83,7 @@ struct Wide {
       if constexpr (kExact) {
         group = load_group(codes, step >> p.group_steps);
         units.move_on(group, ratio);
+        if constexpr (kPlaced) Decoder::leave_out(group, words);
       }
       const auto make_half = [&](int half) {
 #pragma unroll
@@ -134,7 +140,7 @@ struct Wide {
   __device__ __forceinline__ void run(const Parts& parts) const {
     const Turns turns(warp);
     if (!kOpen) turns.begin();
-    Place<Map::kDepth> place;
+    auto place = Ring<Stage>{base, p.ring}.first();
     uint32_t before = 0;  // the place whose products may still run
     const auto release = [&](bool used) {
       if (used && lane == 0) ptx::arrive(base + Map::kEmpty + 8 * before);
@@ -167,9 +173,14 @@ struct Wide {
       } else if constexpr (kExact) {
         unit[0] = state.now[0] * decoder.factor(), unit[1] = state.now[1] * decoder.factor();
       }
-      finish_part<Act, Tile>(p, part, blockIdx.x, 0, warp, lane, [&](int column, int i) {
-        return kExact ? sum[4 * column + i] * unit[i / 2] : sum[4 * column + i];
-      });
+      if (kExact)
+#pragma unroll
+        for (int i = 0; i < Tile::kTokens / 2; ++i) sum[i] *= unit[i / 2 % 2];
+      if (p.deal.meet == 1 && part.end - part.begin < p.deal.stages) {
+        keep_part<Tile>(p, blockIdx.x, part.place, 0, warp, lane, [&](int c, int i) { return sum[4 * c + i]; });
+      } else {
+        finish_task<Act, Tile>(p, part, base + Map::kMeeting, base + Map::kMet, warp, lane, sum);
+      }
     }
     if (!kOpen) turns.end();
   }

@@ -20,6 +20,12 @@ struct Meeting {
   const Ring& ring;
   const int warp, lane;
 
+  // Of all slices of the row tiles that come to this block of a cluster.
+  static __device__ __forceinline__ int bytes(const Stages& stages) {
+    const int own = (stages.split.row_tiles - static_cast<int>(blockIdx.x & 1) + 1) / 2;
+    return own * stages.slices * kColumns * 512;
+  }
+
   __device__ __forceinline__ int rank() const { return static_cast<int>(blockIdx.x) & (stages.split.blocks - 1); }
 
   // The row tile of its task that this warp adds up; beyond those of the task: none.

@@ -31,7 +31,7 @@ constexpr int most_stages(int tokens, int bits) { return tokens <= 8 && bits == 
 
 // Tasks that are never cut; or each for a cluster of two blocks, stages an even number then.
 LOWBIT_HOST_DEVICE constexpr Deal deal_whole(int tasks, int stages, int most, int blocks) {
-  if (blocks == 2) return {tasks, stages, 2 * tasks, 0, 2 * tasks, Cut{stages / 2, 0}};
+  if (blocks == 2) return deal_to_clusters(tasks, stages, tasks, 2);
   Deal made{tasks, stages, most, tasks / most, tasks % most, Cut{stages, 0}};
   if (made.rounds == 0) made.workers = made.sharers;
   return made;

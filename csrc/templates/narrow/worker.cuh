@@ -131,6 +131,12 @@ struct Worker {
     }
   }
 
+  // What comes to this block where those of a cluster share K.
+  static __device__ __forceinline__ int meeting_bytes(const Problem& p) {
+    if constexpr (Ring::kSplits) return Meeting<Tile, Ring>::bytes(p.ring);
+    return 0;
+  }
+
   // What helpers multiply sums of x by.
   static constexpr float kSumFactor = 1.0f / Decoder::kUnit;
 

@@ -1,0 +1,85 @@
+// Where sums of a task meet whose stages the blocks of a cluster share (deal.cuh): every so-manieth column of all rows
+// comes to each of them, in whose shared memory it lies [block that sent it][row tile][column][lane][4].
+#pragma once
+#include <cstdint>
+
+#include "../parts.cuh"
+#include "../ptx/async.cuh"
+#include "../ptx/cluster.cuh"
+#include "shape.cuh"
+
+namespace lowbit::gemm_sm90 {
+
+template <class Tile>
+struct Meeting {
+  static constexpr int kColumns = Tile::kColumns;
+  using Sums = float[4 * kColumns];  // [column][4]
+
+  const uint32_t room, barrier;  // in shared memory: where sums come to, and what counts their bytes
+  const int blocks, warp, lane;
+  const uint32_t rank = ptx::cluster_rank();
+
+  // Of all that comes to this block.
+  static __device__ __forceinline__ int bytes(int blocks) {
+    const int own = (kColumns - static_cast<int>(ptx::cluster_rank()) + blocks - 1) / blocks;
+    return (blocks - 1) * Tile::kRowTiles * own * kColumnBytes;
+  }
+
+  // Where sums of a block's first column lie that come from the others' number `sender`, in the memory of any block.
+  __device__ __forceinline__ uint32_t place(uint32_t sender) const {
+    const int most = (kColumns + blocks - 1) / blocks;
+    return room + (sender * Tile::kRowTiles + warp) * most * kColumnBytes + lane * 16;
+  }
+
+  // Sends others their columns. Each numbers those that send without itself.
+  __device__ __forceinline__ void hand_in(const Sums& sum) const {
+    const uint32_t below = place(rank), above = place(rank - 1);  // for owners of a larger rank, and of a smaller one
+    uint32_t owner = 0, offset = 0;
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      const float own[4] = {sum[4 * column], sum[4 * column + 1], sum[4 * column + 2], sum[4 * column + 3]};
+      if (owner != rank) ptx::store_in_cluster((rank > owner ? above : below) + offset, barrier, owner, own);
+      if (++owner == blocks) owner = 0, offset += kColumnBytes;
+    }
+  }
+
+  // Adds what others sent, always in the same order, to the columns of this block; returns a bit for each of these.
+  __device__ __forceinline__ uint32_t add_up(Sums& sum) const {
+    ptx::barrier_wait(barrier, 0);
+    uint32_t own = 0;
+#pragma unroll 1
+    for (uint32_t column = rank; column < kColumns; column += blocks) own |= 1u << column;
+    uint32_t from = place(0);
+    const uint32_t apart = place(1) - from;
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      if (!(own >> column & 1)) continue;
+#pragma unroll
+      for (int sender = 0; sender < kMostMeet - 1; ++sender) {
+        if (sender >= blocks - 1) break;
+        float more[4];
+        ptx::load_shared(from + sender * apart, more);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[4 * column + i] += more[i];
+      }
+      from += kColumnBytes;
+    }
+    return own;
+  }
+};
+
+// Stores y of a task that this block has all of, or of the columns that come to it where its cluster shares the stages.
+template <class Act, class Tile>
+__device__ __forceinline__ void finish_task(const Problem& p, const Part& part, uint32_t room, uint32_t barrier,
+                                            int warp, int lane, typename Meeting<Tile>::Sums& sum) {
+  const bool meet = part.end - part.begin < p.deal.stages;
+  // Why a shuffle: else all that follows from the number would be found before the first stage, and kept.
+  const Meeting<Tile> meeting{room, barrier, __shfl_sync(~0u, p.deal.meet, 0), warp, lane};
+  if (meet) meeting.hand_in(sum);
+  const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
+  const RowsOfY<Act, Tile, Problem> rows(p, (spot.row_block * Tile::kRowTiles + warp) * 16, lane);
+  const uint32_t own = meet ? meeting.add_up(sum) : ~0u;
+  rows.store(spot.token_tile * p.tile_tokens, [&](int column, int i) { return sum[4 * column + i]; }, own);
+}
+
+}  // namespace lowbit::gemm_sm90
