@@ -1,6 +1,7 @@
 """Times the ways in which kernels for few rows of x may share K (``struct Split`` of csrc/args.h), beside the plan's:
-n8 and n16 of family gemm_sm90, n1, n2 and n4 of decode. What the rules of csrc/cuda/split.h and of
-csrc/templates/decode/spread.cuh are made from.
+n8 and n16 of family gemm_sm90, n1, n2 and n4 of decode; and of larger tiles of gemm_sm90, how many blocks share a task
+left over. What the rules of csrc/cuda/split.h, csrc/templates/decode/spread.cuh and csrc/templates/deal.cuh are made
+from.
 
     python benchmarks/sweep_splits.py --types int2,int4,int8 --tiles 8,16 --shapes 8192x8192,4096x4096
 
@@ -71,11 +72,16 @@ def splits_of_decode() -> list[Split]:
     ]
 
 
+def splits_of_more_rows() -> list[Split]:
+    """Parts for a second kernel, and two to four blocks whose sums meet."""
+    return [(8, 1, blocks, 1, 8, 0) for blocks in (1, 2, 3, 4)]
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--types", default="int4", help="weight types (int4)")
     parser.add_argument("--shapes", default="8192x8192", help="N x K, comma-separated (8192x8192)")
-    parser.add_argument("--tiles", default="8,16", help="rows of x, as many as a tile has: 1, 2, 4, 8, 16 (8,16)")
+    parser.add_argument("--tiles", default="8,16", help="rows of x, as many as a tile has (8,16)")
     parser.add_argument("--least-ms", type=float, default=2, help="ms of replays in each of 5 trials (2)")
     parser.add_argument("--deadline", type=float, default=600, help="seconds after which nothing new is begun")
     parser.add_argument("--device", help="folder under benchmarks/results (from the device's name)")
@@ -92,11 +98,9 @@ def main(argv: list[str]) -> int:
                     ready = LowbitSide(dtype, "float16", 128, tile=f"{family}_n{tile}").open(problem)
                     x = torch.randn(tile, k, device="cuda").half()
                     exact = exact_product(x, ready.reference)
-                    splits = (
-                        splits_of_few_rows(-(-n // 16), device.blocks, device.pairs)
-                        if tile >= 8
-                        else splits_of_decode()
-                    )
+                    splits = splits_of_decode() if tile < 8 else splits_of_more_rows()
+                    if tile in (8, 16):
+                        splits = splits_of_few_rows(-(-n // 16), device.blocks, device.pairs)
                     for split in [None, *splits]:
                         if record.seconds > args.deadline:
                             continue
