@@ -143,7 +143,7 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
   const int pairs = q.clusters[1];
   const MostClusters clusters = {{0, most, pairs, pairs * 3 / 5, pairs * 15 / 32}};
   const int all = static_cast<int>(tasks), each = static_cast<int>(steps);
-  const Deal dealt = best_deal(all, each, clusters, most_meet_of(cost.tokens), kMeetSaves);
+  const MeetingDeal dealt = best_deal(all, each, clusters, most_meet_of(cost.tokens), kMeetSaves);
   const float longest = static_cast<float>(dealt.longest());
   const float average = static_cast<float>(tasks) * static_cast<float>(steps) / static_cast<float>(most);
   const float work = std::max(longest, average * (1 + cost.hot)) * cost.step[q.bits - 1] * extra_work(q, cost.tokens);

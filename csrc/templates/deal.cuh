@@ -39,24 +39,32 @@ LOWBIT_HOST_DEVICE constexpr int sharers_of(int tasks, int stages, int most, boo
 struct Deal {
   int tasks, stages;  // stages: of a task
   int workers;
-  int rounds;    // whole tasks of every worker
-  int sharers;   // workers that have parts of the tasks left over, the first ones
-  Cut cut;       // stages of those tasks over them: `stages` at most; where sums meet, of each over its cluster
-  int meet = 1;  // workers of a cluster, which have a task left over together; 1: sums do not meet
-  uint32_t inverse = inverse_of(stages), inverse_meet = inverse_of(meet);
+  int rounds;   // whole tasks of every worker
+  int sharers;  // workers that have parts of the tasks left over, the first ones
+  Cut cut;      // stages of those tasks over them: `stages` at most
+  uint32_t inverse = inverse_of(stages);
 
   LOWBIT_HOST_DEVICE constexpr int left() const { return tasks - rounds * workers; }
   // Whether any task has two parts.
-  LOWBIT_HOST_DEVICE constexpr bool in_parts() const {
-    return meet == 1 && left() > 0 && (cut.each != stages || cut.more != 0);
-  }
+  LOWBIT_HOST_DEVICE constexpr bool in_parts() const { return left() > 0 && (cut.each != stages || cut.more != 0); }
   // The first stage, of those of tasks left over, of sharer i.
+  LOWBIT_HOST_DEVICE inline int begin_of(int i) const { return cut(i); }
+  // Stages of the worker that has the most.
+  LOWBIT_HOST_DEVICE constexpr int longest() const { return rounds * stages + cut.each + (cut.more > 0); }
+};
+
+// The same where the workers of a cluster may have each task left over together; `cut` is then of one of these. Why
+// apart: kernels whose sums never meet have no register for it.
+struct MeetingDeal : Deal {
+  int meet = 1;  // workers of a cluster; 1: sums do not meet
+  uint32_t inverse_meet = inverse_of(meet);
+
+  // Whether sums of any task are added up by another kernel.
+  LOWBIT_HOST_DEVICE constexpr bool in_parts() const { return meet == 1 && Deal::in_parts(); }
   LOWBIT_HOST_DEVICE inline int begin_of(int i) const {
     const int cluster = quotient(i, meet, inverse_meet);
     return meet == 1 ? cut(i) : cluster * stages + cut(i - cluster * meet);
   }
-  // Stages of the worker that has the most.
-  LOWBIT_HOST_DEVICE constexpr int longest() const { return rounds * stages + cut.each + (cut.more > 0); }
 };
 
 // tasks, stages, most: at least 1; `even` as in sharers_of.
@@ -72,10 +80,10 @@ LOWBIT_HOST_DEVICE constexpr Deal deal(int tasks, int stages, int most, bool eve
 }
 
 // The same by clusters of `meet` blocks, of which so many run at once; no workers where more tasks are left over.
-LOWBIT_HOST_DEVICE constexpr Deal deal_to_clusters(int tasks, int stages, int clusters, int meet) {
+LOWBIT_HOST_DEVICE constexpr MeetingDeal deal_to_clusters(int tasks, int stages, int clusters, int meet) {
   const int most = clusters * meet, rounds = most > 0 ? tasks / most : 0, left = tasks - rounds * most;
-  if (clusters < 1 || left > clusters || stages < meet) return {tasks, stages, 0, 0, 0, {0, 0}};
-  Deal made{tasks, stages, rounds ? most : left * meet, rounds, left * meet, {0, 0}, meet};
+  if (clusters < 1 || left > clusters || stages < meet) return {{tasks, stages, 0, 0, 0, {0, 0}}};
+  MeetingDeal made{{tasks, stages, rounds ? most : left * meet, rounds, left * meet, {0, 0}}, meet};
   if (left > 0) made.cut = {stages / meet, stages % meet};
   return made;
 }
@@ -95,13 +103,13 @@ struct MostClusters {
 
 // Tasks dealt out to blocks, or to clusters of at most `most_meet` blocks where the busiest block has no more than
 // `allowance` stages more by that: what sums that meet save, a second kernel and the wait for it.
-LOWBIT_HOST_DEVICE constexpr Deal best_deal(int tasks, int stages, const MostClusters& most, int most_meet,
-                                            int allowance) {
-  Deal best = deal(tasks, stages, most.of[1], true);
+LOWBIT_HOST_DEVICE constexpr MeetingDeal best_deal(int tasks, int stages, const MostClusters& most, int most_meet,
+                                                   int allowance) {
+  MeetingDeal best{deal(tasks, stages, most.of[1], true)};
   if (!best.in_parts()) return best;
   int longest = best.longest() + allowance;
   for (int meet = 2; meet <= most_meet; ++meet) {
-    const Deal other = deal_to_clusters(tasks, stages, most.of[meet], meet);
+    const MeetingDeal other = deal_to_clusters(tasks, stages, most.of[meet], meet);
     if (other.workers > 0 && other.left() > 0 && other.longest() <= longest)
       best = other, longest = other.longest() - 1;
   }
@@ -124,7 +132,9 @@ struct Parts {
   int first, left_first;  // task of the first of them, and of the first part of those left over
   int begin, end[2];      // of the two parts of those
 
-  LOWBIT_HOST_DEVICE inline Parts(const Deal& deal, int worker) {
+  // deal: a Deal, or a MeetingDeal.
+  template <class AnyDeal>
+  LOWBIT_HOST_DEVICE inline Parts(const AnyDeal& deal, int worker) {
     const int from = worker < deal.sharers ? deal.begin_of(worker) : 0;
     const int all = worker < deal.sharers ? deal.begin_of(worker + 1) - from : 0,
               own = quotient(from, deal.stages, deal.inverse);

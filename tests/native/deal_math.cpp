@@ -15,7 +15,8 @@ namespace py = pybind11;
 using lowbit::Cut;
 
 // [worker, task, begin, end, place] of every part, in the order of each worker.
-static std::vector<std::array<int, 5>> parts_of(const lowbit::Deal& deal) {
+template <class AnyDeal>
+static std::vector<std::array<int, 5>> parts_of(const AnyDeal& deal) {
   std::vector<std::array<int, 5>> found;
   for (int worker = 0; worker < deal.workers; ++worker) {
     const lowbit::Parts parts(deal, worker);
@@ -28,7 +29,7 @@ static std::vector<std::array<int, 5>> parts_of(const lowbit::Deal& deal) {
 }
 
 // workers, rounds, left, sharers, in_parts, longest; each and more of the cut; workers of a cluster.
-static std::array<int, 9> numbers_of(const lowbit::Deal& d) {
+static std::array<int, 9> numbers_of(const lowbit::MeetingDeal& d) {
   return {d.workers, d.rounds, d.left(), d.sharers, d.in_parts(), d.longest(), d.cut.each, d.cut.more, d.meet};
 }
 
@@ -39,8 +40,9 @@ PYBIND11_MODULE(deal_math, m) {
     const lowbit::Deal deal = lowbit::deal(tasks, stages, most, even);
     return lowbit::Parts(deal, worker).stages;
   });
-  m.def("deal",
-        [](int tasks, int stages, int most, bool even) { return numbers_of(lowbit::deal(tasks, stages, most, even)); });
+  m.def("deal", [](int tasks, int stages, int most, bool even) {
+    return numbers_of({lowbit::deal(tasks, stages, most, even)});
+  });
   m.def("deal_to_clusters", [](int tasks, int stages, int clusters, int meet) {
     return numbers_of(lowbit::deal_to_clusters(tasks, stages, clusters, meet));
   });

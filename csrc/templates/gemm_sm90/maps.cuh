@@ -80,14 +80,14 @@ constexpr Traits kTraits = {Weight::kBits,
                             room_of<Weight, Tile, Form>()};
 
 // How tasks of a tile of more than 16 tokens are dealt out; no workers where it is forced and can't be.
-inline Deal deal_of(const Traits& traits, int tasks, int stages, const Launch& launch) {
+inline MeetingDeal deal_of(const Traits& traits, int tasks, int stages, const Launch& launch) {
   const int* most = launch.clusters;
   const MostClusters clusters = {{0, most[traits.cluster / 2], most[1], most[4], most[2]}};
   const int meet = launch.forced.parts ? launch.forced.blocks : 0;
   const int most_meet = launch.same_sums ? std::min(2, traits.room.most_meet) : traits.room.most_meet;
   if (meet > most_meet) return {};
   if (meet == 0) return best_deal(tasks, stages, clusters, most_meet, kMeetSaves / traits.steps);
-  return meet == 1 ? deal(tasks, stages, clusters.of[1], true)
+  return meet == 1 ? MeetingDeal{deal(tasks, stages, clusters.of[1], true)}
                    : deal_to_clusters(tasks, stages, clusters.of[meet], meet);
 }
 
@@ -169,7 +169,7 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   if (std::max(tasks, stages * most) > INT32_MAX) return false;
   const int all = static_cast<int>(tasks), each = static_cast<int>(stages);
   p.deal = !narrow        ? deal_of(traits, all, each, launch)
-           : p.ring.whole ? deal(all, each, most, false)
+           : p.ring.whole ? MeetingDeal{deal(all, each, most, false)}
                           : narrow::deal_whole(all, each, most, split.blocks);
   if (p.deal.workers == 0) return false;
   if (!narrow) p.ring.depth = p.deal.meet > 1 ? traits.room.meet_depth : traits.room.depth;

@@ -138,7 +138,7 @@ struct Problem {
   int row_blocks;
   int token_tiles;      // tiles of tokens; a row block and a tile of tokens make a task
   int tile_tokens;      // of each, a multiple of 8 for each block: what is less than a whole tile is not even asked for
-  Deal deal;            // of tasks to workers: blocks, or clusters of them; stages: of all of K
+  MeetingDeal deal;     // of tasks to workers: blocks, or clusters of them; stages: of all of K
   int group_steps;      // step >> group_steps is a group, of at least 128
   int group_fragments;  // fragment >> group_fragments is a group
   int stage_groups;     // groups in a stage

@@ -30,9 +30,9 @@ constexpr int early_stages(int bits) { return bits <= 2 ? 1 : bits <= 4 ? 2 : 3;
 constexpr int most_stages(int tokens, int bits) { return tokens <= 8 && bits == 4 ? 3 : 4; }
 
 // Tasks that are never cut; or each for a cluster of two blocks, stages an even number then.
-LOWBIT_HOST_DEVICE constexpr Deal deal_whole(int tasks, int stages, int most, int blocks) {
+LOWBIT_HOST_DEVICE constexpr MeetingDeal deal_whole(int tasks, int stages, int most, int blocks) {
   if (blocks == 2) return deal_to_clusters(tasks, stages, tasks, 2);
-  Deal made{tasks, stages, most, tasks / most, tasks % most, Cut{stages, 0}};
+  MeetingDeal made{{tasks, stages, most, tasks / most, tasks % most, Cut{stages, 0}}};
   if (made.rounds == 0) made.workers = made.sharers;
   return made;
 }
