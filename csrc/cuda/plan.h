@@ -135,17 +135,21 @@ constexpr float narrow_us(const Question& q, int tokens) {
 }
 
 constexpr float gemm_us(const Question& q, const TileCost& cost) {
-  const int64_t steps = (q.k + 127) / 128, blocks = (q.n + cost.rows - 1) / cost.rows;
-  const int64_t tasks = blocks * ((q.m + cost.tokens - 1) / cost.tokens);
-  const int most = q.clusters[cost.workers];
-  if (most < 1 || std::max(tasks, steps * most) > INT32_MAX) return kLast;
+  const bool paired = cost.rows == 256;
+  const int64_t steps = (q.k + 127) / 128, blocks = (q.n + 127) / 128, tiles = (q.m + cost.tokens - 1) / cost.tokens;
+  const int64_t tasks = blocks * tiles, pairs = (blocks + 1) / 2 * tiles;
+  const int most = q.clusters[0];
+  if (most < 1 || q.clusters[cost.workers] < 1 || std::max(tasks, steps * most) > INT32_MAX) return kLast;
   // Clusters of 3 and 4 as of an H200: the last part of a GPU may be too small for one.
-  const int pairs = q.clusters[1];
-  const MostClusters clusters = {{0, most, pairs, pairs * 3 / 5, pairs * 15 / 32}};
-  const int all = static_cast<int>(tasks), each = static_cast<int>(steps);
-  const MeetingDeal dealt = best_deal(all, each, clusters, most_meet_of(cost.tokens), kMeetSaves);
+  const int two = q.clusters[1];
+  const MostClusters clusters = {{0, most, two, two * 3 / 5, two * 15 / 32}};
+  const int all = static_cast<int>(tasks), each = static_cast<int>(steps), meet = most_meet_of(cost.tokens);
+  const MeetingDeal dealt = paired ? best_deal_of_pairs(static_cast<int>(pairs), all, each, clusters, meet)
+                                   : best_deal(all, each, clusters, meet, kMeetSaves);
+  const bool in_pairs = paired && dealt.meet == 1;
   const float longest = static_cast<float>(dealt.longest());
-  const float average = static_cast<float>(tasks) * static_cast<float>(steps) / static_cast<float>(most);
+  const float average = static_cast<float>(in_pairs ? pairs : tasks) * static_cast<float>(steps) /
+                        static_cast<float>(in_pairs ? two : most);
   const float work = std::max(longest, average * (1 + cost.hot)) * cost.step[q.bits - 1] * extra_work(q, cost.tokens);
   // Sums that meet cost three tenths of what a second kernel does: 220 products of 24 to 256 rows (int2, int4, int8),
   // of which the tile with the least is within 5% of the fastest one in 99%, 0.2% slower on average

@@ -89,9 +89,9 @@ LOWBIT_HOST_DEVICE constexpr MeetingDeal deal_to_clusters(int tasks, int stages,
 }
 
 constexpr int kMostMeet = 4;  // blocks of a cluster whose sums meet
-// The same of a tile: sums of more would take too much of shared memory.
+// The same of a tile: sums of more would take too much of shared memory, but those of 256 tokens lie where x was.
 LOWBIT_HOST_DEVICE constexpr int most_meet_of(int tokens) {
-  return tokens <= 160 ? kMostMeet : tokens <= 192 ? 3 : tokens <= 208 ? 2 : 1;
+  return tokens <= 160 || tokens == 256 ? kMostMeet : tokens <= 192 ? 3 : 2;
 }
 // How many times 128 k more the busiest block may have, so that sums meet. Measured on an H200, 15 shapes, tiles of 32
 // to 128 tokens: it is 3 to 9 times 128 k for which both take as long (docs/notes/gemm-sm90.md, version 77).
@@ -112,6 +112,22 @@ LOWBIT_HOST_DEVICE constexpr MeetingDeal best_deal(int tasks, int stages, const 
     const MeetingDeal other = deal_to_clusters(tasks, stages, most.of[meet], meet);
     if (other.workers > 0 && other.left() > 0 && other.longest() <= longest)
       best = other, longest = other.longest() - 1;
+  }
+  return best;
+}
+
+// Stages that parts cost where two blocks share x, and that sums cost that meet there: kernels begin and end later.
+constexpr int kPairPartsCost = 6, kPairMeetCosts = 2;
+
+// Of a tile whose blocks may go in pairs that share x, each with rows of its own (`pairs`: tasks of two blocks, never
+// meeting), or in clusters that share the stages of a task of one block's rows (`rows`: such tasks).
+LOWBIT_HOST_DEVICE constexpr MeetingDeal best_deal_of_pairs(int pairs, int rows, int stages, const MostClusters& most,
+                                                            int most_meet) {
+  MeetingDeal best{deal(pairs, stages, most.of[2], true)};
+  int longest = best.longest() + (best.in_parts() ? kPairPartsCost : 0) - kPairMeetCosts;
+  for (int meet = 2; meet <= most_meet; ++meet) {
+    const MeetingDeal other = deal_to_clusters(rows, stages, most.of[meet], meet);
+    if (other.workers > 0 && other.left() > 0 && other.longest() < longest) best = other, longest = other.longest();
   }
   return best;
 }

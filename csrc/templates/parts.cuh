@@ -17,6 +17,16 @@ namespace lowbit {
 template <class Tile>
 constexpr int kPart = Tile::kCluster * Tile::kRowTiles * Tile::kColumns * 128;
 
+// Blocks of a worker, each with rows of its own: one where sums of a cluster's blocks meet.
+template <class Tile, class Problem>
+__device__ __forceinline__ int blocks_of(const Problem& p) {
+  if constexpr (Tile::kCluster == 1) {
+    return 1;
+  } else {
+    return p.deal.meet > 1 ? 1 : Tile::kCluster;
+  }
+}
+
 // Blocks of `Threads` that add up a task.
 template <class Tile, int Threads>
 constexpr int kAddBlocks = kPart<Tile> / 4 / Threads;
@@ -92,7 +102,7 @@ struct RowsOfY {
 template <class Act, class Tile, class Problem, class Sums>
 __device__ __forceinline__ void store_task(const Problem& p, int task, int rank, int warp, int lane, const Sums& sums) {
   const Spot spot = spot_of(task, p.row_blocks, p.token_tiles);
-  const int row_tile = (spot.row_block * Tile::kCluster + rank) * Tile::kRowTiles + warp;
+  const int row_tile = (spot.row_block * blocks_of<Tile>(p) + rank) * Tile::kRowTiles + warp;
   RowsOfY<Act, Tile, Problem>(p, row_tile * 16, lane).store(spot.token_tile * p.tile_tokens, sums);
 }
 

@@ -1,5 +1,6 @@
 // Tiles of 144 to 208 tokens, and of 256, of which two blocks of a cluster have 128 rows each and share x: each brings
-// half of it to both.
+// half of it to both. Or, where that leaves much of the device idle, blocks of a cluster share K of 128 rows, and their
+// sums meet (deal.cuh).
 //
 // In a block two warpgroups multiply 64 rows each by wgmma, in turns; one thread brings codes and scales, 128 k
 // at a time, and x, 64 k at a time, to two rings: a place of x is free again as soon as its products are done.
@@ -36,9 +37,12 @@ struct LargeMap {
   static constexpr int kXFull = kWEmpty + 8 * kWDepth, kXEmpty = kXFull + 8 * kXDepth;
   static constexpr int kMet = kXEmpty + 8 * kXDepth;
   static constexpr int kTable = (kMet + 8 + 127) / 128 * 128;  // of a codebook
-  // Where blocks of a cluster share a task, their sums meet behind the first places of x.
+  // Where blocks of a cluster share a task, their sums meet behind the first places of x. Those of 256 tokens take too
+  // much for that: they come to where x was, when all of the cluster are done with it.
+  static constexpr bool kOverX = Tile::kCluster > 1;
   static constexpr int meet_depth(int blocks) {
-    return kXDepth - (meeting_room(Tile::kRowTiles, Tile::kColumns, blocks) + kXBytes - 1) / kXBytes;
+    const int places = (meeting_room(Tile::kRowTiles, Tile::kColumns, blocks) + kXBytes - 1) / kXBytes;
+    return kOverX && places <= kXDepth ? kXDepth : kXDepth - places;
   }
   static constexpr int most_meet() {
     int most = most_meet_of(Tile::kTokens);
@@ -46,7 +50,7 @@ struct LargeMap {
     return most;
   }
   static constexpr int kMostMeet = most_meet(), kMeetDepth = meet_depth(kMostMeet);
-  static constexpr int kMeeting = kMeetDepth * kXBytes;
+  static constexpr int kMeeting = kOverX ? 0 : kMeetDepth * kXBytes;
   static_assert(kXDepth >= 4 && kTable + Stage::kTable + 1024 <= kSharedAlone);
 };
 
@@ -62,19 +66,20 @@ struct Large {
 
   const PosedOf<Stage>& p;
   const uint32_t base;
-  const int rank, worker;
+  const int blocks, rank, worker;  // blocks: of a worker, with rows of their own; rank: of this one
   const Parts parts;
 
   __device__ Large(const PosedOf<Stage>& problem, uint32_t shared)
       : p(problem),
         base(shared),
-        rank(Tile::kCluster == 1 ? 0 : ptx::cluster_rank()),
-        worker(blockIdx.x / Tile::kCluster),
+        blocks(blocks_of<Tile>(p)),
+        rank(blocks == 1 ? 0 : ptx::cluster_rank()),
+        worker(Tile::kCluster == 1 ? blockIdx.x : blockIdx.x >> (blocks - 1)),
         parts(p.deal, worker) {}
 
   // ---- one thread brings everything --------------------------------------------------------------------------------
   __device__ __forceinline__ void bring_weights(const Cursor& at, int place) const {
-    ask_for_rows<Stage, Tile>(p, at.stage, (at.row_block * Tile::kCluster + rank) * Tile::kRowTiles,
+    ask_for_rows<Stage, Tile>(p, at.stage, (at.row_block * blocks + rank) * Tile::kRowTiles,
                               base + Map::kW + place * Map::kWBytes, base + Map::kWFull + 8 * place, 0,
                               ptx::make_policy<ptx::Keep::kFirstOut>());
   }
@@ -83,11 +88,11 @@ struct Large {
     const uint64_t again = ptx::make_policy<ptx::Keep::kLastOut>();
     const uint32_t barrier = base + Map::kXFull + 8 * place;
     ptx::barrier_expect(barrier, p.tile_tokens * 128);
-    if constexpr (Tile::kCluster == 1) {
+    if (blocks == 1) {
       ptx::copy_box(base + place * Map::kXBytes, p.maps[kMapOfX], (at.stage * 2 + half) * 64, at.token, barrier, again);
       return;
     }
-    const int own = rank * (p.tile_tokens / Tile::kCluster);
+    const int own = rank * (p.tile_tokens / 2);
     ptx::copy_box_to_all(base + place * Map::kXBytes + own * 128, p.maps[kMapOfX], (at.stage * 2 + half) * 64,
                          at.token + own, barrier, 3, again);
   }
@@ -135,12 +140,13 @@ struct Large {
     turns.begin();
     narrow::Place w(Map::kWDepth), x(p.ring.depth);
     uint32_t before[2] = {};  // places of x whose products may still run, by half
-    // One lane for each block: what it brings goes to both.
+    // One lane for each block of a pair: what it brings goes to both.
+    const uint32_t releases = lane + (Tile::kCluster == 1 || blocks > 1 ? 0 : ptx::cluster_rank());
     const auto release_x = [&](uint32_t place) {
       if constexpr (Tile::kCluster == 1) {
         if (lane == 0) ptx::arrive(base + Map::kXEmpty + 8 * place);
       } else {
-        if (lane < Tile::kCluster) ptx::arrive_in_cluster(base + Map::kXEmpty + 8 * place, lane);
+        if (lane < blocks) ptx::arrive_in_cluster(base + Map::kXEmpty + 8 * place, releases);
       }
     };
 #pragma unroll 1
@@ -211,10 +217,11 @@ struct Large {
         if (kExact)
 #pragma unroll
           for (int i = 0; i < Tile::kTokens / 2; ++i) sum[i] *= unit[i / 2 % 2];
+        if (Map::kOverX) ptx::meet_cluster();
         finish_task<Act, Tile>(p, part, base + Map::kMeeting, base + Map::kMet, warp, lane, sum);
       } else if (p.lines && whole) {
         const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
-        const int row_tile = (spot.row_block * Tile::kCluster + rank) * Tile::kRowTiles + warp / 4 * 4;
+        const int row_tile = (spot.row_block * blocks + rank) * Tile::kRowTiles + warp / 4 * 4;
         store_lines<Act, Tile>(p, base + Map::kLines, row_tile * 16, spot.token_tile * p.tile_tokens, warp, lane, sums);
       } else {
         finish_part<Act, Tile>(p, part, worker, rank, warp, lane, sums);
@@ -246,7 +253,7 @@ __global__ void __launch_bounds__(kLargeThreads, 1) multiply_large(const __grid_
 #pragma unroll 1
     for (int i = 0; i < Map::kXDepth; ++i) {
       ptx::arrivals_init(base + Map::kXFull + 8 * i, 1);
-      ptx::arrivals_init(base + Map::kXEmpty + 8 * i, Tile::kWarps * Tile::kCluster);
+      ptx::arrivals_init(base + Map::kXEmpty + 8 * i, Tile::kWarps * blocks_of<Tile>(p));
     }
     if (p.deal.meet > 1) {
       ptx::barrier_init(base + Map::kMet);

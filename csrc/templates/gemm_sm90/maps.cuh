@@ -63,6 +63,9 @@ struct Traits {
   narrow::StageBytes parts;
   int most;  // stages in a ring
   Room room;
+
+  // Blocks of a worker, each with rows of its own.
+  constexpr int blocks_of(const MeetingDeal& deal) const { return deal.meet > 1 ? 1 : cluster; }
 };
 
 template <class Weight, class Tile, class Form>
@@ -79,16 +82,19 @@ constexpr Traits kTraits = {Weight::kBits,
                             kMostStages,
                             room_of<Weight, Tile, Form>()};
 
-// How tasks of a tile of more than 16 tokens are dealt out; no workers where it is forced and can't be.
-inline MeetingDeal deal_of(const Traits& traits, int tasks, int stages, const Launch& launch) {
+// How tasks of a tile of more than 16 tokens are dealt out; no workers where it is forced and can't be. tasks: of one
+// block's rows; pairs: of a worker's, where that is two blocks.
+inline MeetingDeal deal_of(const Traits& traits, int tasks, int pairs, int stages, const Launch& launch) {
   const int* most = launch.clusters;
-  const MostClusters clusters = {{0, most[traits.cluster / 2], most[1], most[4], most[2]}};
+  const MostClusters clusters = {{0, most[0], most[1], most[4], most[2]}};
+  const bool paired = traits.cluster == 2;
   const int meet = launch.forced.parts ? launch.forced.blocks : 0;
   const int most_meet = launch.same_sums ? std::min(2, traits.room.most_meet) : traits.room.most_meet;
   if (meet > most_meet) return {};
-  if (meet == 0) return best_deal(tasks, stages, clusters, most_meet, kMeetSaves / traits.steps);
-  return meet == 1 ? MeetingDeal{deal(tasks, stages, clusters.of[1], true)}
-                   : deal_to_clusters(tasks, stages, clusters.of[meet], meet);
+  if (meet > 1) return deal_to_clusters(tasks, stages, clusters.of[meet], meet);
+  if (meet == 1) return MeetingDeal{deal(paired ? pairs : tasks, stages, clusters.of[traits.cluster], true)};
+  return paired ? best_deal_of_pairs(pairs, tasks, stages, clusters, most_meet)
+                : best_deal(tasks, stages, clusters, most_meet, kMeetSaves / traits.steps);
 }
 
 // Fills in the problem; false when a tensor is none that the copy engine can read, or a forced split can't be.
@@ -151,28 +157,32 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   if (traits.zeros) good &= describe(launch, p.maps[kMapOfZeros], kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
   p.n = static_cast<int>(args.w.n), p.m = static_cast<int>(args.x.m);
   p.token_tiles = (p.m + traits.tokens - 1) / traits.tokens;
+
+  const int rows = 16 * row_tiles, row_blocks = (p.n + rows - 1) / rows;
+  const int pairs = (row_blocks + traits.cluster - 1) / traits.cluster, most = launch.clusters[0];
+  const int64_t tasks = int64_t{row_blocks} * p.token_tiles;
+  const int64_t stages = layout::round_up((steps + own_steps - 1) / own_steps, split.blocks);
+  if (std::max(tasks, stages * most) > INT32_MAX) return false;
+  const int all = static_cast<int>(tasks), each = static_cast<int>(stages);
+  p.deal = !narrow        ? deal_of(traits, all, pairs * p.token_tiles, each, launch)
+           : p.ring.whole ? MeetingDeal{deal(all, each, most, false)}
+                          : narrow::deal_whole(all, each, most, split.blocks);
+  if (p.deal.workers == 0) return false;
+  if (!narrow) p.ring.depth = p.deal.meet > 1 ? traits.room.meet_depth : traits.room.depth;
+  const int blocks = traits.blocks_of(p.deal);
+  p.row_blocks = blocks > 1 ? pairs : row_blocks;
+
   // Why: what lies beyond the last token comes slowly, although it is never read (docs/notes/gemm-sm90.md).
-  p.tile_tokens = static_cast<int>(layout::round_up((p.m + p.token_tiles - 1) / p.token_tiles, 8 * traits.cluster));
+  p.tile_tokens = static_cast<int>(layout::round_up((p.m + p.token_tiles - 1) / p.token_tiles, 8 * blocks));
   const int64_t row_stride = args.x.m > 1 ? args.x.row_stride : layout::round_up(args.w.k, 8);
   const uint64_t k = args.w.k, m = args.x.m, pitch = row_stride * 2;
-  const auto tokens = static_cast<uint32_t>(p.tile_tokens / traits.cluster);
+  const auto tokens = static_cast<uint32_t>(p.tile_tokens / blocks);
   Plane x{args.x.data, 2, {k, m}, {pitch}, {64, tokens}};
   // All of a stage at once. Why: boxes of a few tokens come slowly.
   p.deep_x = narrow && k % 64 == 0 && p.tile_tokens == traits.tokens;
   if (p.deep_x) x = {x.data, 3, {64, m, k / 64}, {pitch, 128}, {64, tokens, static_cast<uint32_t>(2 * own_steps)}};
   good &= describe(launch, p.maps[kMapOfX], CU_TENSOR_MAP_DATA_TYPE_UINT16, CU_TENSOR_MAP_SWIZZLE_128B, x);
 
-  const int rows = 16 * row_tiles * traits.cluster, most = launch.clusters[traits.cluster / 2];
-  p.row_blocks = (p.n + rows - 1) / rows;
-  const int64_t tasks = int64_t{p.row_blocks} * p.token_tiles;
-  const int64_t stages = layout::round_up((steps + own_steps - 1) / own_steps, split.blocks);
-  if (std::max(tasks, stages * most) > INT32_MAX) return false;
-  const int all = static_cast<int>(tasks), each = static_cast<int>(stages);
-  p.deal = !narrow        ? deal_of(traits, all, each, launch)
-           : p.ring.whole ? MeetingDeal{deal(all, each, most, false)}
-                          : narrow::deal_whole(all, each, most, split.blocks);
-  if (p.deal.workers == 0) return false;
-  if (!narrow) p.ring.depth = p.deal.meet > 1 ? traits.room.meet_depth : traits.room.depth;
   p.y = args.y.data, p.y_stride = args.y.row_stride, p.lines = has_lines(args);
   p.bias = args.y.bias, p.bias_type = args.y.bias_type, p.row_scales = args.w.row_scales;
   p.step = traits.is_float ? 1.0f : affine.step;

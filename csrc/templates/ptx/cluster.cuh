@@ -25,6 +25,13 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
+// All threads of the cluster that have not ended meet; what they read before may be written after.
+__device__ __forceinline__ void meet_cluster() {
+#ifdef LOWBIT_CLUSTERS
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+#endif
+}
+
 // Barriers that this thread initialized are seen by other blocks that come past the cluster's barrier.
 __device__ __forceinline__ void publish_to_cluster() {
 #ifdef LOWBIT_CLUSTERS

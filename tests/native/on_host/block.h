@@ -48,6 +48,7 @@ struct Fiber {
   ucontext_t context;
   std::vector<char> stack;
   bool done;
+  int turn = 0;  // of the cluster's barrier, when it came there last
   std::deque<Group> groups;
   Group open;
 };
@@ -80,7 +81,8 @@ inline ucontext_t home;
 inline int current, threads, first_block, cluster_blocks;  // current: of the cluster's threads
 inline Meeting of_block[kMostBlocks], of_warp[kMostWarps], of_lanes[kMostWarps];
 inline std::map<int, Meeting> of_number[kMostBlocks];
-inline int arrived_in_cluster;
+inline Meeting of_cluster;
+inline int ended_in_cluster;                // threads
 inline int at_previous;                     // threads that came to where they wait for the kernel before
 inline bool previous_ended;                 // the kernel before
 inline std::function<void()> hide, reveal;  // what that kernel leaves: called when a cluster begins, and when it ended
@@ -242,9 +244,28 @@ inline void wait_arrivals(uint32_t at, uint32_t parity) {
   found.copies.clear();
 }
 
+// At the cluster's barrier those that have ended are not waited for.
+inline void end_turn_of_cluster() {
+  const int all = static_cast<int>(fibers.size());
+  if (of_cluster.arrived == 0 || of_cluster.arrived + ended_in_cluster < all) return;
+  of_cluster.arrived = 0, ++of_cluster.turn;
+  std::swap(of_cluster.told, of_cluster.known);
+  of_cluster.told.clear();
+}
+inline void come_to_cluster() {
+  fibers[current].turn = of_cluster.turn;
+  ++of_cluster.arrived;
+  end_turn_of_cluster();
+}
+inline void wait_for_cluster() {
+  wait_until([] { return of_cluster.turn != fibers[current].turn; });
+}
+
 inline void enter() {
   body();
   fibers[current].done = true;
+  ++ended_in_cluster;
+  end_turn_of_cluster();
   swapcontext(&fibers[current].context, &home);
 }
 
@@ -260,7 +281,7 @@ inline void launch(const std::function<void()>& function, int blocks, int count,
   for (first_block = 0; first_block < blocks; first_block += cluster) {
     memory_bytes = shared_bytes;
     std::memset(memory, 0xFF, cluster * memory_bytes);
-    arrived_in_cluster = 0;
+    of_cluster = {}, ended_in_cluster = 0;
     for (auto& of : barriers) of.clear();
     for (Meeting& one : of_block) one = {};
     for (auto& of : of_number) of.clear();

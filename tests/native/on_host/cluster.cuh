@@ -6,10 +6,16 @@ namespace lowbit::ptx {
 
 inline uint32_t cluster_rank() { return emulated::rank(); }
 // Tells nothing but which barriers were published.
-inline void cluster_arrive_early() { ++emulated::arrived_in_cluster; }
+inline void cluster_arrive_early() { emulated::come_to_cluster(); }
 inline void cluster_wait() {
-  emulated::wait_until([] { return emulated::arrived_in_cluster == emulated::threads * emulated::cluster_blocks; });
+  emulated::wait_for_cluster();
   emulated::learn_barriers();
+}
+inline void meet_cluster() {
+  emulated::races.tell(emulated::current, emulated::of_cluster.told);
+  emulated::come_to_cluster();
+  emulated::wait_for_cluster();
+  emulated::learn(emulated::races.known[emulated::current], emulated::of_cluster.known);
 }
 inline void publish_to_cluster() {
   for (auto& [at, made] : emulated::barriers[emulated::rank()]) made.published = true;
