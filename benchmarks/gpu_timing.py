@@ -7,6 +7,7 @@ again comes from the cache, in a model it never does.
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -43,29 +44,56 @@ def graph_us(
 ) -> Timing:
     """Time calls that launch on the current stream, after ``heat_ms`` of them. Where a graph can't be made of them
     (``how`` says why), a plain loop is timed, with the gaps between its launches."""
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
+        once, how = all_at_once(calls)
+        return _summary(_replays(once, least_ms, trials, heat_ms), len(calls), how)
+
+
+def all_at_once(calls: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], str]:
+    """A graph of the calls, made on the current stream, which is not the default one, and "graph"; or a loop of them,
+    and why there can't be a graph."""
+    graph = torch.cuda.CUDAGraph()
+
+    def loop():
         for call in calls:
             call()
-        torch.cuda.synchronize()
-        try:
-            graph.capture_begin()
-            try:
-                for call in calls:
-                    call()
-            finally:
-                graph.capture_end()
-        except RuntimeError as why:
-            torch.cuda.synchronize()
-            how = f"loop: {str(why).splitlines()[0]}"
 
-            def once():
-                for call in calls:
-                    call()
-        else:
-            how, once = "graph", graph.replay
-        return _summary(_replays(once, least_ms, trials, heat_ms), len(calls), how)
+    loop()
+    torch.cuda.synchronize()
+    try:
+        graph.capture_begin()
+        try:
+            loop()
+        finally:
+            graph.capture_end()
+    except RuntimeError as why:
+        torch.cuda.synchronize()
+        return loop, f"loop: {str(why).splitlines()[0]}"
+    return graph.replay, "graph"
+
+
+def in_turns(sides: dict[str, Callable[[], object]], least_ms: float = 8, rounds: int = 8) -> dict[str, float]:
+    """Milliseconds that each of ``sides`` takes on the current stream: all of them in random order, again and again,
+    the median of all rounds but the first two. Why: a device at its limit of power is slower the warmer it is, so that
+    of two sides measured one after the other the first one wins."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    order, found, shuffled = list(sides), {name: [] for name in sides}, random.Random(1)
+    turns = {}
+    for i in range(rounds):
+        shuffled.shuffle(order)
+        for name in order:
+            begin.record()
+            for _ in range(turns.get(name, 1)):
+                sides[name]()
+            end.record()
+            end.synchronize()
+            each = begin.elapsed_time(end) / turns.get(name, 1)
+            turns.setdefault(name, max(1, int(least_ms / max(each, 1e-3))))
+            if i > 1:
+                found[name].append(each)
+    return {name: statistics.median(each) for name, each in found.items()}
 
 
 def host_us(calls: Sequence[Callable[[], object]], least_ms: float = 2, trials: int = 3) -> Timing:

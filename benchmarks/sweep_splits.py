@@ -5,8 +5,8 @@ from.
 
     python benchmarks/sweep_splits.py --types int2,int4,int8 --tiles 8,16 --shapes 8192x8192,4096x4096
 
-Each answer is verified before it is timed. The result has the keys of other benchmarks on a GPU; ``rows`` are [weight,
-N, K, tile, split, us], split null for the plan's.
+Each answer is verified before it is timed; splits of more than 16 rows in turns, in random order. The result has the
+keys of other benchmarks on a GPU; ``rows`` are [weight, N, K, tile, split, us], split null for the plan's.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--types", default="int4", help="weight types (int4)")
     parser.add_argument("--shapes", default="8192x8192", help="N x K, comma-separated (8192x8192)")
-    parser.add_argument("--tiles", default="8,16", help="rows of x, as many as a tile has (8,16)")
+    parser.add_argument("--tiles", default="8,16", help="tokens of tiles, and rows of x (8,16)")
     parser.add_argument("--least-ms", type=float, default=2, help="ms of replays in each of 5 trials (2)")
     parser.add_argument("--deadline", type=float, default=600, help="seconds after which nothing new is begun")
     parser.add_argument("--device", help="folder under benchmarks/results (from the device's name)")
@@ -101,6 +101,7 @@ def main(argv: list[str]) -> int:
                     splits = splits_of_decode() if tile < 8 else splits_of_more_rows()
                     if tile in (8, 16):
                         splits = splits_of_few_rows(-(-n // 16), device.blocks, device.pairs)
+                    graphs, stream = {}, torch.cuda.Stream()
                     for split in [None, *splits]:
                         if record.seconds > args.deadline:
                             continue
@@ -114,8 +115,16 @@ def main(argv: list[str]) -> int:
                             if not wrong <= TOLERANCE["float16"]:
                                 raise AssertionError(f"{dtype} {n}x{k} n{tile} {split}: off by {wrong}")
                             turns = [lambda call=call, x=x: call(x) for call in ready.calls]
+                            if tile > 16:
+                                stream.wait_stream(torch.cuda.current_stream())
+                                with torch.cuda.stream(stream):
+                                    graphs[split] = gpu_timing.all_at_once(turns)[0]
+                                continue
                             us = gpu_timing.graph_us(turns, args.least_ms, 5).us
                         rows.append([dtype, n, k, tile, split, round(us, 3)])
+                    with torch.cuda.stream(stream):
+                        for split, ms in gpu_timing.in_turns(graphs, 4 * args.least_ms).items():
+                            rows.append([dtype, n, k, tile, split, round(ms * 1e3 / len(ready.calls), 3)])
                     print(line(rows, dtype, n, k, tile), flush=True)
             torch.cuda.empty_cache()
     record.keep(args, rows=rows)

@@ -144,7 +144,7 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
   const int two = q.clusters[1];
   const MostClusters clusters = {{0, most, two, two * 3 / 5, two * 15 / 32}};
   const int all = static_cast<int>(tasks), each = static_cast<int>(steps), meet = most_meet_of(cost.tokens);
-  const MeetingDeal dealt = paired ? best_deal_of_pairs(static_cast<int>(pairs), all, each, clusters, meet)
+  const MeetingDeal dealt = paired ? best_deal_of_pairs(static_cast<int>(pairs), all, each, two)
                                    : best_deal(all, each, clusters, meet, kMeetSaves);
   const bool in_pairs = paired && dealt.meet == 1;
   const float longest = static_cast<float>(dealt.longest());
@@ -154,7 +154,9 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
   // Sums that meet cost three tenths of what a second kernel does: 220 products of 24 to 256 rows (int2, int4, int8),
   // of which the tile with the least is within 5% of the fastest one in 99%, 0.2% slower on average
   // (tiles_20261124.json, _int2_int8).
-  const float ends = dealt.in_parts() ? cost.parts : dealt.meet > 1 ? 0.3f * cost.parts : 0.0f;
+  // Of 256 tokens they cost eight tenths (version 81 of docs/notes/gemm-sm90.md).
+  const float met = (paired ? 0.8f : 0.3f) * cost.parts;
+  const float ends = dealt.in_parts() ? cost.parts : dealt.meet > 1 ? met : 0.0f;
   return cost.start + std::max(work, memory_us(q)) + ends;
 }
 

@@ -56,10 +56,8 @@ PYBIND11_MODULE(deal_math, m) {
           std::copy(most.begin(), most.end(), clusters.of);
           return numbers_of(lowbit::best_deal(tasks, stages, clusters, most_meet, allowance));
         });
-  m.def("best_deal_of_pairs", [](int pairs, int rows, int stages, std::array<int, lowbit::kMostMeet + 1> most) {
-    lowbit::MostClusters clusters{};
-    std::copy(most.begin(), most.end(), clusters.of);
-    return numbers_of(lowbit::best_deal_of_pairs(pairs, rows, stages, clusters, lowbit::kMostMeet));
+  m.def("best_deal_of_pairs", [](int pairs, int rows, int stages, int most_pairs) {
+    return numbers_of(lowbit::best_deal_of_pairs(pairs, rows, stages, most_pairs));
   });
   m.def("most_meet_of", lowbit::most_meet_of);
   m.attr("kMeetSaves") = lowbit::kMeetSaves;

@@ -68,11 +68,11 @@ int main() {
   run<Int<4>, __half, 192>({100, 700, 170, 128, kNone, kFp16, 3, 90}, 3);
   // Of 256 tokens, where x of the cluster was.
   run<Int<4>, __half, 256>({300, 1000, 250, 128, kNone, kFp16, 6, 90}, 2);
-  run<Int<7>, __nv_bfloat16, 256>({130, 1700, 200, 128, kZero, kBf16, 6, 90}, 3);
-  run<Int<8>, __half, 256>({260, 2100, 256, -1, kNone, kFp16, 12, 90}, 4);
+  run<Int<7>, __nv_bfloat16, 256>({130, 1700, 200, 128, kZero, kBf16, 4, 90}, 2);
+  run<Int<8>, __half, 256>({260, 2100, 256, -1, kNone, kFp16, 8, 90}, 2);
   run<Int<3>, __half, 256>({300, 600, 500, 128, kNone, kFp16, 4, 90}, 2);
   run<Int<2>, __half, 256>({136, 900, 211, 32, kMin, kFp16, 4, 90}, 2);
-  run<Codebook<4>, __nv_bfloat16, 256>({120, 700, 230, 64, kNone, kBf16, 3, 90}, 3);
+  run<Codebook<4>, __nv_bfloat16, 256>({120, 700, 230, 64, kNone, kBf16, 2, 90}, 2);
   // Scales of 32 bits, values of a codebook.
   run<Int<8>, __half, 64>({140, 900, 50, 128, kNone, kFp32, 3, 90});
   run<Float<3, 2>, __half, 256>({200, 500, 100, -1, kNone, kFp32, 2, 90});

@@ -93,7 +93,7 @@ inline MeetingDeal deal_of(const Traits& traits, int tasks, int pairs, int stage
   if (meet > most_meet) return {};
   if (meet > 1) return deal_to_clusters(tasks, stages, clusters.of[meet], meet);
   if (meet == 1) return MeetingDeal{deal(paired ? pairs : tasks, stages, clusters.of[traits.cluster], true)};
-  return paired ? best_deal_of_pairs(pairs, tasks, stages, clusters, most_meet)
+  return paired ? best_deal_of_pairs(pairs, tasks, stages, most[1])
                 : best_deal(tasks, stages, clusters, most_meet, kMeetSaves / traits.steps);
 }
 
