@@ -91,9 +91,7 @@ LOWBIT_HOST_DEVICE constexpr MeetingDeal deal_to_clusters(int tasks, int stages,
 constexpr int kMostMeet = 4;  // blocks of a cluster whose sums meet
 // The same of a tile: sums of more would take too much of shared memory; and of 256 tokens three or four blocks were
 // slower than pairs that share x (docs/notes/gemm-sm90.md, version 81).
-LOWBIT_HOST_DEVICE constexpr int most_meet_of(int tokens) {
-  return tokens <= 160 ? kMostMeet : tokens <= 192 ? 3 : 2;
-}
+LOWBIT_HOST_DEVICE constexpr int most_meet_of(int tokens) { return tokens <= 160 ? kMostMeet : tokens <= 192 ? 3 : 2; }
 // How many times 128 k more the busiest block may have, so that sums meet. Measured on an H200, 15 shapes, tiles of 32
 // to 128 tokens: it is 3 to 9 times 128 k for which both take as long (docs/notes/gemm-sm90.md, version 77).
 constexpr int kMeetSaves = 5;
@@ -117,9 +115,9 @@ LOWBIT_HOST_DEVICE constexpr MeetingDeal best_deal(int tasks, int stages, const 
   return best;
 }
 
-// Stages of 256 tokens that a second kernel costs, and sums that meet. Measured on an H200, int2, 4, 6 and 8 at 256 rows
-// (version 81): 8192 x 8192 by pairs 57.4 us, by blocks that share K 55.9, both 32 stages; 7168 x 8192 28 stages by pairs
-// 53.9, 32 by blocks 55.1; 8192 x 28672 112 both, 178.1 and 175.7.
+// Stages of 256 tokens that a second kernel costs, and sums that meet. Measured on an H200, int4 at 256 rows (version
+// 81): 8192 x 8192 by pairs 57.4 us, by blocks that share K 55.9, both 32 stages; 7168 x 8192 28 stages by pairs 53.9,
+// 32 by blocks 55.1; 8192 x 28672 112 both, 178.1 and 175.7.
 constexpr int kPairPartsCost = 6, kPairMeetCost = 5;
 
 // Of a tile whose two blocks of a cluster share x, each with rows of its own (`pairs`: tasks of both), or share the
