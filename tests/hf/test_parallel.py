@@ -69,7 +69,8 @@ def test_fused_layers_that_are_cut_compute_the_same_and_ask_to_be_unfused(folder
 def test_experts_lie_whole_in_each_process_and_count_once(kind, tmp_path):
     settings = {"dtype": "int4", "group_size": 16, "method": "rtn"}
     model = small(kind)
-    if model.config.base_model_tp_plan:
+    # Why not any plan: from transformers 5.24 on that of gpt_oss has its embedding alone.
+    if any("proj" in name for name in model.config.base_model_tp_plan or ()):
         (tmp_path / "cut").touch()
     model.save_pretrained(tmp_path / "src")
     (tmp_path / "settings.json").write_text(json.dumps(settings))
