@@ -34,16 +34,7 @@ SETTLES = datetime.timedelta(milliseconds=60)  # after the first launches
 
 def run_for(once, ms: float) -> tuple[float, datetime.datetime, datetime.datetime]:
     """Milliseconds that ``once`` takes while the device is busy with it, from when and until when."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def timed(turns: int) -> float:
-        begin.record()
-        for _ in range(turns):
-            once()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / turns
-
+    timed = gpu_timing.stopwatch(once)
     timed(2)  # the first replay uploads the graph
     turns = max(1, int(ms / max(timed(2), 1e-3)))
     timed(turns)  # the device finds its clock
@@ -78,7 +69,8 @@ def main(argv: list[str]) -> int:
     record, cache, runs = Record(__file__, argv), gpu_timing.cache_bytes(), []
     with tempfile.NamedTemporaryFile("w+") as log, torch.inference_mode():
         asks = ["nvidia-smi", f"--query-gpu={ASKED}", "--format=csv,noheader,nounits", "-lms", "20"]
-        asks += ["-i", str(torch.cuda.current_device())]
+        # Why not its number: nvidia-smi counts devices that CUDA_VISIBLE_DEVICES hides too.
+        asks += ["-i", f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"]
         watcher = subprocess.Popen(asks, stdout=log, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
         try:
             for n, k in report.shapes(args.shapes):

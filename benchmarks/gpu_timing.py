@@ -74,26 +74,33 @@ def all_at_once(calls: Sequence[Callable[[], object]]) -> tuple[Callable[[], obj
     return graph.replay, "graph"
 
 
+def stopwatch(once: Callable[[], object]) -> Callable[[int], float]:
+    """Tells how many milliseconds ``once`` takes on the current stream, in so many turns without a pause."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def timed(turns: int) -> float:
+        begin.record()
+        for _ in range(turns):
+            once()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / turns
+
+    return timed
+
+
 def in_turns(sides: dict[str, Callable[[], object]], least_ms: float = 8, rounds: int = 8) -> dict[str, float]:
     """Milliseconds that each of ``sides`` takes on the current stream: all of them in random order, again and again,
     the median of all rounds but the first two. Why: a device at its limit of power is slower the warmer it is, so that
     of two sides measured one after the other the first one wins."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    watches = {name: stopwatch(once) for name, once in sides.items()}
+    turns = {name: max(1, int(least_ms / max(timed(1), 1e-3))) for name, timed in watches.items()}
     order, found, shuffled = list(sides), {name: [] for name in sides}, random.Random(1)
-    turns = {}
-    for i in range(rounds):
+    for _ in range(rounds):
         shuffled.shuffle(order)
         for name in order:
-            begin.record()
-            for _ in range(turns.get(name, 1)):
-                sides[name]()
-            end.record()
-            end.synchronize()
-            each = begin.elapsed_time(end) / turns.get(name, 1)
-            turns.setdefault(name, max(1, int(least_ms / max(each, 1e-3))))
-            if i > 1:
-                found[name].append(each)
-    return {name: statistics.median(each) for name, each in found.items()}
+            found[name].append(watches[name](turns[name]))
+    return {name: statistics.median(each[2:]) for name, each in found.items()}
 
 
 def host_us(calls: Sequence[Callable[[], object]], least_ms: float = 2, trials: int = 3) -> Timing:
@@ -118,16 +125,7 @@ def host_us(calls: Sequence[Callable[[], object]], least_ms: float = 2, trials: 
 
 def _replays(once: Callable[[], object], least_ms: float, trials: int, heat_ms: float) -> list[float]:
     """Microseconds that ``once`` takes on the current stream, for each trial of at least ``least_ms``."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def timed(turns: int) -> float:
-        begin.record()
-        for _ in range(turns):
-            once()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / turns
-
+    timed = stopwatch(once)
     timed(2)  # the first replay uploads the graph
     each = max(timed(2), 1e-3)
     if heat_ms:

@@ -61,6 +61,8 @@ struct MeetingDeal : Deal {
 
   // Whether sums of any task are added up by another kernel.
   LOWBIT_HOST_DEVICE constexpr bool in_parts() const { return meet == 1 && Deal::in_parts(); }
+  // Blocks of a worker, each with rows of its own: `most` unless blocks share K instead.
+  LOWBIT_HOST_DEVICE constexpr int blocks_of(int most) const { return meet > 1 ? 1 : most; }
   LOWBIT_HOST_DEVICE inline int begin_of(int i) const {
     const int cluster = quotient(i, meet, inverse_meet);
     return meet == 1 ? cut(i) : cluster * stages + cut(i - cluster * meet);

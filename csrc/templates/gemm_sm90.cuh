@@ -186,7 +186,7 @@ inline int launch_kernels(const Kernels& kernels, const Traits& traits, const Ma
   const bool in_parts = p.deal.in_parts();
   if (in_parts)
     p.parts = static_cast<float*>(launch.scratch(launch.owner, int64_t{p.deal.sharers} * 2 * kernels.part_bytes));
-  const int own = traits.blocks_of(p.deal), blocks = p.deal.workers * own, cluster = own * p.deal.meet;
+  const int own = p.deal.blocks_of(traits.cluster), blocks = p.deal.workers * own, cluster = own * p.deal.meet;
   if (const cudaError_t error = start(kernels.multiply, &p, blocks, kernels.threads, shared_bytes, cluster, launch))
     return error;
   if (!in_parts) return cudaSuccess;

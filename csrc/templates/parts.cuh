@@ -17,13 +17,13 @@ namespace lowbit {
 template <class Tile>
 constexpr int kPart = Tile::kCluster * Tile::kRowTiles * Tile::kColumns * 128;
 
-// Blocks of a worker, each with rows of its own: one where sums of a cluster's blocks meet.
+// Blocks of a worker, each with rows of its own. Why not always asked of the deal: gemm_sm80's is none that meets.
 template <class Tile, class Problem>
 __device__ __forceinline__ int blocks_of(const Problem& p) {
   if constexpr (Tile::kCluster == 1) {
     return 1;
   } else {
-    return p.deal.meet > 1 ? 1 : Tile::kCluster;
+    return p.deal.blocks_of(Tile::kCluster);
   }
 }
 

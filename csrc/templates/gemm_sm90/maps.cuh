@@ -63,9 +63,6 @@ struct Traits {
   narrow::StageBytes parts;
   int most;  // stages in a ring
   Room room;
-
-  // Blocks of a worker, each with rows of its own.
-  constexpr int blocks_of(const MeetingDeal& deal) const { return deal.meet > 1 ? 1 : cluster; }
 };
 
 template <class Weight, class Tile, class Form>
@@ -169,7 +166,7 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
                           : narrow::deal_whole(all, each, most, split.blocks);
   if (p.deal.workers == 0) return false;
   if (!narrow) p.ring.depth = p.deal.meet > 1 ? traits.room.meet_depth : traits.room.depth;
-  const int blocks = traits.blocks_of(p.deal);
+  const int blocks = p.deal.blocks_of(traits.cluster);
   p.row_blocks = blocks > 1 ? pairs : row_blocks;
 
   // Why: what lies beyond the last token comes slowly, although it is never read (docs/notes/gemm-sm90.md).

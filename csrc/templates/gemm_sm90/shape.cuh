@@ -35,7 +35,7 @@ struct Tile {
   static constexpr int kShared = kHalf ? kSharedHalf : kSharedAlone;  // bytes of shared memory of a block
   static constexpr int kRowTiles = kWarps, kRows = 16 * kRowTiles;
   static constexpr bool kLarge = Tokens >= 144;           // a kernel of its own, large.cuh
-  static constexpr int kCluster = Tokens == 256 ? 2 : 1;  // blocks of a task, each with rows of its own
+  static constexpr int kCluster = Tokens == 256 ? 2 : 1;  // most blocks of a task that have rows of their own
   // Whether there is one for every form of weights: for powers of two. Others have none for scales finer than 128 k,
   // and none for zeros that are no whole numbers. Why not: those are hardly slower, and all of a build is to take ten
   // minutes.
