@@ -195,11 +195,13 @@ def test_every_row_block_and_tile_of_tokens_is_a_task(native, row_blocks, token_
     assert sorted(spots) == [(row, tile) for row in range(row_blocks) for tile in range(token_tiles)]
 
 
-def test_what_runs_at_the_same_time_reads_little(native):
-    """66 workers, 64 row blocks, 64 tiles of tokens: 8 or 9 of each at a time, but 16 row blocks where a patch ends."""
-    for turn in range(62):
-        spots = [native.spot_of(turn * 66 + worker, 64, 64) for worker in range(66)]
-        assert len({row for row, _ in spots}) <= 16 and len({tile for _, tile in spots}) <= 10
+@pytest.mark.parametrize(("token_tiles", "patch"), [(15, 8), (64, 16)])
+def test_what_runs_at_the_same_time_reads_little(native, token_tiles, patch):
+    """66 workers, 64 row blocks: those of one patch or of two, and as few tiles of tokens as fill them."""
+    for turn in range(64 * token_tiles // 66):
+        spots = [native.spot_of(turn * 66 + worker, 64, token_tiles) for worker in range(66)]
+        tiles = -(-66 // patch) + 1
+        assert len({row for row, _ in spots}) <= 2 * patch and len({tile for _, tile in spots}) <= tiles
 
 
 @given(each=st.integers(1, 50), more=st.integers(0, 40), at=st.integers(0, 3000))

@@ -30,8 +30,14 @@ struct LargeMap {
   static_assert(Stage::kSteps == 1);
   static constexpr int kXBytes = Stage::kXBox;  // 64 k
   static constexpr int kWBytes = (Stage::kCodes + Stage::kScales * (Stage::kZeros ? 2 : 1) + 127) / 128 * 128;
-  static constexpr int kWDepth = 3,
-                       kXDepth = (kSharedAlone - 2048 - kWDepth * kWBytes - Lines::kBytes - Stage::kTable) / kXBytes;
+  static constexpr int kFixed = 1536;  // barriers, and what lies before the first multiple of 1024
+  // Places of x beside so many of weights.
+  static constexpr int x_depth(int of_weights) {
+    return (kSharedLarge - kFixed - of_weights * kWBytes - Lines::kBytes - Stage::kTable) / kXBytes;
+  }
+  // Why five: with four of n256 products wait for x, with which both blocks must be done; 8192 x 8192, 4096 rows, W8
+  // 888 us and 813, W7 894 and 856. A sixth gains nothing (docs/notes/gemm-sm90.md, version 82).
+  static constexpr int kWDepth = x_depth(3) >= 5 ? 3 : 2, kXDepth = x_depth(kWDepth);
   static constexpr int kW = kXDepth * kXBytes, kLines = kW + kWDepth * kWBytes;
   static constexpr int kWFull = kLines + Lines::kBytes, kWEmpty = kWFull + 8 * kWDepth;
   static constexpr int kXFull = kWEmpty + 8 * kWDepth, kXEmpty = kXFull + 8 * kXDepth;
@@ -51,7 +57,7 @@ struct LargeMap {
   }
   static constexpr int kMostMeet = most_meet(), kMeetDepth = meet_depth(kMostMeet);
   static constexpr int kMeeting = kOverX ? 0 : kMeetDepth * kXBytes;
-  static_assert(kXDepth >= 4 && kTable + Stage::kTable + 1024 <= kSharedAlone);
+  static_assert(kXDepth >= 5 && kTable + Stage::kTable + 1024 <= kSharedLarge);
 };
 
 template <class Weight, class Act, class Tile, class Form>
@@ -79,9 +85,10 @@ struct Large {
 
   // ---- one thread brings everything --------------------------------------------------------------------------------
   __device__ __forceinline__ void bring_weights(const Cursor& at, int place) const {
+    const uint64_t once = ptx::make_policy<ptx::Keep::kFirstOut>(), again = ptx::make_policy<ptx::Keep::kLastOut>();
     ask_for_rows<Stage, Tile>(p, at.stage, (at.row_block * blocks + rank) * Tile::kRowTiles,
                               base + Map::kW + place * Map::kWBytes, base + Map::kWFull + 8 * place, 0,
-                              ptx::make_policy<ptx::Keep::kFirstOut>());
+                              p.token_tiles < kManyTiles ? once : again);
   }
 
   __device__ __forceinline__ void bring_x(const Cursor& at, int half, int place) const {

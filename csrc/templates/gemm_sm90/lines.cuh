@@ -3,7 +3,7 @@
 //
 // Why: a store straight from the sums of wgmma writes 16 bytes of each of 8 tokens, and takes as long as 8 lines.
 //
-//   of a warpgroup   [2 buffers][32 tokens][128 bytes]; 8 rows of W, 16 bytes, lie at place ^ token % 8
+//   of a warpgroup   [2 buffers][16 tokens][128 bytes]; 8 rows of W, 16 bytes, lie at place ^ token % 8
 #pragma once
 #include "../epilogue.cuh"
 #include "../parts.cuh"
@@ -12,7 +12,7 @@
 namespace lowbit::gemm_sm90 {
 
 struct Lines {
-  static constexpr int kTokens = 32, kBuffer = kTokens * 128;  // bytes of a buffer
+  static constexpr int kTokens = 16, kBuffer = kTokens * 128;  // bytes of a buffer
   static constexpr int kBytes = 2 * 2 * kBuffer;               // of both warpgroups
   static constexpr int kFirstBarrier = 3;                      // one for each warpgroup, after those of Turns
 };
@@ -43,7 +43,7 @@ __device__ __forceinline__ void store_lines(const Problem& p, uint32_t memory, i
   // columns.
   const int half = lane / 8 % 2, turned = lane / 16 * 8 + lane % 8;
   const uint32_t to = turned * 128 + ((2 * own + half) ^ lane % 8) * 16;
-  // What a lane reads again: 16 bytes of every 16th token.
+  // What a lane reads again: 16 bytes of a token.
   const int place = lane % 8, reads = own * 4 + lane / 8;
   const uint32_t from = reads * 128 + (place ^ reads % 8) * 16;
   Act* y = static_cast<Act*>(p.y) + (token + reads) * p.y_stride + n + 8 * place;
@@ -51,28 +51,21 @@ __device__ __forceinline__ void store_lines(const Problem& p, uint32_t memory, i
   for (int first = 0; first < Tile::kTokens; first += Lines::kTokens) {
     if (first >= p.tile_tokens || token + first >= p.m) break;
     const uint32_t buffer = buffers + first / Lines::kTokens % 2 * Lines::kBuffer;
+    uint32_t pairs[4];
 #pragma unroll
-    for (int column = first / 8; column < first / 8 + 4 && column < Tile::kColumns; column += 2) {
-      uint32_t pairs[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int h = i % 2, of = column + i / 2;
-        pairs[i] =
-            pack_pair<Act>(fmaf(sums(of, 2 * h), factor[h], bias[h]), fmaf(sums(of, 2 * h + 1), factor[h], bias[h]));
-      }
-      ptx::store_matrices_turned(buffer + to + (column - first / 8) * 8 * 128, pairs);
+    for (int i = 0; i < 4; ++i) {
+      const int h = i % 2, of = first / 8 + i / 2;
+      pairs[i] =
+          pack_pair<Act>(fmaf(sums(of, 2 * h), factor[h], bias[h]), fmaf(sums(of, 2 * h + 1), factor[h], bias[h]));
     }
+    ptx::store_matrices_turned(buffer + to, pairs);
     // Why one barrier: whoever writes to this buffer again has passed the one for the other buffer in between, or, in
     // another task, that of a turn.
     ptx::wait_at_barrier<128>(Lines::kFirstBarrier + group);
-#pragma unroll
-    for (int i = 0; i < Lines::kTokens; i += 16) {
-      const int at = first + i + reads;  // of the tile
-      uint4 values;
-      ptx::load_shared(buffer + from + i * 128, values.x, values.y, values.z, values.w);
-      if (at < p.tile_tokens && token + at < p.m && n + 8 * place < p.n)
-        *reinterpret_cast<uint4*>(y + (first + i) * p.y_stride) = values;
-    }
+    uint4 values;
+    ptx::load_shared(buffer + from, values.x, values.y, values.z, values.w);
+    if (first + reads < p.tile_tokens && token + first + reads < p.m && n + 8 * place < p.n)
+      *reinterpret_cast<uint4*>(y + first * p.y_stride) = values;
   }
 }
 

@@ -19,6 +19,8 @@ using layout::kStepK;  // 128 k: whole tiles of every plane
 // Shared memory of a block: two of them must not meet on a multiprocessor. Why not all of its 228 KB: the system takes
 // 1 KB of every block, also of those of add_parts, which are to start beside.
 constexpr int kSharedAlone = 220 * 1024;
+// Of one of more than 128 tokens, which then has five places of x with all types of weights (large.cuh).
+constexpr int kSharedLarge = 222 * 1024;
 // Of one of two blocks, of products that follow each other: the second begins when the first has asked for most of its
 // weights.
 constexpr int kSharedHalf = 110 * 1024;
@@ -32,9 +34,10 @@ struct Tile {
   static constexpr bool kWgmma = Tokens >= 32;
   static constexpr int kWarps = kWgmma ? 8 : Workers;
   static constexpr bool kHalf = !kWgmma && Workers == 8;
-  static constexpr int kShared = kHalf ? kSharedHalf : kSharedAlone;  // bytes of shared memory of a block
+  static constexpr bool kLarge = Tokens >= 144;  // a kernel of its own, large.cuh
+  // Bytes of shared memory of a block.
+  static constexpr int kShared = kHalf ? kSharedHalf : kLarge ? kSharedLarge : kSharedAlone;
   static constexpr int kRowTiles = kWarps, kRows = 16 * kRowTiles;
-  static constexpr bool kLarge = Tokens >= 144;           // a kernel of its own, large.cuh
   static constexpr int kCluster = Tokens == 256 ? 2 : 1;  // most blocks of a task that have rows of their own
   // Whether there is one for every form of weights: for powers of two. Others have none for scales finer than 128 k,
   // and none for zeros that are no whole numbers. Why not: those are hardly slower, and all of a build is to take ten
