@@ -50,6 +50,7 @@ int main() {
   run<Int<4>, __half, 256>({300, 1000, 300, 128, kNone, kFp16, 4, 90});
   run<Int<2>, __nv_bfloat16, 256>({520, 600, 200, 32, kMin, kBf16, 4, 90});
   run<Int<5>, __half, 256>({264, 2100, 17, 128, kZero, kBf16, 6, 90});
+  run<Int<8>, __half, 256>({270, 1100, 300, 64, kZero, kFp16, 4, 90});  // two places of weights
   // Sums that meet: of two to four blocks, whole tasks before, clusters without a task, columns that are not shared
   // evenly, tokens that are not there.
   run<Int<4>, __half, 32>({300, 1500, 70, 128, kNone, kFp16, 8, 90}, 4);
