@@ -63,7 +63,7 @@ ALONE = {
     re.compile(f"{_NARROW.format(16)}.*FormILb1E"): Alone("kSharedAlone", 640, 96),
     re.compile(_NARROW.format("(8|16)")): Alone("kSharedAlone", 640, 88, newer=96),
     re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(32|48|64|96|128)E"): Alone("kSharedAlone", 384, 168),
-    re.compile("_ZN6lowbit9gemm_sm9014multiply_large"): Alone("kSharedAlone", 384, 168),
+    re.compile("_ZN6lowbit9gemm_sm9014multiply_large"): Alone("kSharedTwoRings", 384, 168),
 }
 #: Kernels without launch bounds that leave room for a second block: their shared memory and threads, as of Alone;
 #: the first that matches.

@@ -33,7 +33,7 @@ struct LargeMap {
   static constexpr int kFixed = 1536;  // barriers, and what lies before the first multiple of 1024
   // Places of x beside so many of weights.
   static constexpr int x_depth(int of_weights) {
-    return (kSharedLarge - kFixed - of_weights * kWBytes - Lines::kBytes - Stage::kTable) / kXBytes;
+    return (kSharedTwoRings - kFixed - of_weights * kWBytes - Lines::kBytes - Stage::kTable) / kXBytes;
   }
   // Why five: with four of n256 products wait for x, with which both blocks must be done; 8192 x 8192, 4096 rows, W8
   // 888 us and 813, W7 894 and 856. A sixth gains nothing (docs/notes/gemm-sm90.md, version 82).
@@ -57,7 +57,7 @@ struct LargeMap {
   }
   static constexpr int kMostMeet = most_meet(), kMeetDepth = meet_depth(kMostMeet);
   static constexpr int kMeeting = kOverX ? 0 : kMeetDepth * kXBytes;
-  static_assert(kXDepth >= 5 && kTable + Stage::kTable + 1024 <= kSharedLarge);
+  static_assert(kXDepth >= 5 && kTable + Stage::kTable + 1024 <= kSharedTwoRings);
 };
 
 template <class Weight, class Act, class Tile, class Form>

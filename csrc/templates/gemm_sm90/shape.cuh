@@ -20,7 +20,7 @@ using layout::kStepK;  // 128 k: whole tiles of every plane
 // 1 KB of every block, also of those of add_parts, which are to start beside.
 constexpr int kSharedAlone = 220 * 1024;
 // Of one of more than 128 tokens, which then has five places of x with all types of weights (large.cuh).
-constexpr int kSharedLarge = 222 * 1024;
+constexpr int kSharedTwoRings = 222 * 1024;
 // Of one of two blocks, of products that follow each other: the second begins when the first has asked for most of its
 // weights.
 constexpr int kSharedHalf = 110 * 1024;
@@ -36,7 +36,7 @@ struct Tile {
   static constexpr bool kHalf = !kWgmma && Workers == 8;
   static constexpr bool kLarge = Tokens >= 144;  // a kernel of its own, large.cuh
   // Bytes of shared memory of a block.
-  static constexpr int kShared = kHalf ? kSharedHalf : kLarge ? kSharedLarge : kSharedAlone;
+  static constexpr int kShared = kHalf ? kSharedHalf : kLarge ? kSharedTwoRings : kSharedAlone;
   static constexpr int kRowTiles = kWarps, kRows = 16 * kRowTiles;
   static constexpr int kCluster = Tokens == 256 ? 2 : 1;  // most blocks of a task that have rows of their own
   // Whether there is one for every form of weights: for powers of two. Others have none for scales finer than 128 k,

@@ -4,7 +4,7 @@
 #include "templates/gemm_sm90.cuh"
 
 namespace lowbit::gemm_sm90 {
-alignas(1024) inline uint8_t memory[emulated::kMostBlocks * kSharedLarge];
+alignas(1024) inline uint8_t memory[emulated::kMostBlocks * kSharedTwoRings];
 }
 
 namespace on_host {
