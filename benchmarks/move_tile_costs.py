@@ -16,26 +16,19 @@ import math
 import re
 import sys
 from collections import defaultdict
-from functools import cache
 from pathlib import Path
 from statistics import mean
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+import tile_model
 
-from native.build import load  # noqa: E402
-
-PLAN = ROOT / "csrc/cuda/plan.h"
+PLAN = tile_model.ROOT / "csrc/cuda/plan.h"
 LINE = re.compile(r"\{(\d+), (128|256), ([01]), ([\d.]+)f, ([\d.]+)f, ([\d.]+)f, \{(.*?)\}\}")
-LEAST, BYTES_PER_US = 96, 4.3e6
-BLOCKS, PAIRS, CLUSTERS = 132, 66, [0, 132, 66, 39, 30]
-MET = {True: 0.9, False: 0.3}  # sums that meet, in parts of what a second kernel costs: of pairs of blocks, of others
+LEAST = 96  # tokens of the tiles that are moved
 TABLE = 0.15  # what a product of a table counts
 LEVEL = 0.03  # what a prediction that is off counts beside a choice that is
 GAIN = 0.03  # a step that brings less is not taken
 STEPS = (0.95, 0.97, 0.985, 1.015, 1.03, 1.05)
 
-native = load("deal_math")
 Product = tuple[int, int, int, int]  # n, k, m, bits
 
 
@@ -48,27 +41,10 @@ def costs() -> dict[int, dict]:
     return found
 
 
-@cache
-def work_of(tile: int, n: int, k: int, m: int) -> tuple[float, float, bool, int]:
-    """Steps of the busiest worker, of all on average, whether tasks are in parts, and of how many blocks sums meet."""
-    steps, blocks, tiles = -(-k // 128), -(-n // 128), -(-m // tile)
-    tasks, pairs = blocks * tiles, (blocks + 1) // 2 * tiles
-    if tile == 256:
-        dealt = native.best_deal_of_pairs(pairs, tasks, steps, PAIRS)
-    else:
-        dealt = native.best_deal(tasks, steps, CLUSTERS, native.most_meet_of(tile), native.kMeetSaves)
-    in_parts, longest, meet = dealt[4], dealt[5], dealt[8]
-    in_pairs = tile == 256 and meet == 1
-    return longest, (pairs / PAIRS if in_pairs else tasks / BLOCKS) * steps, bool(in_parts), meet
-
-
 def predict(cost: dict, tile: int, product: Product) -> float:
-    """Microseconds, as gemm_us of plan.h has them."""
     n, k, m, bits = product
-    longest, average, in_parts, meet = work_of(tile, n, k, m)
-    work = max(longest, average * (1 + cost["hot"])) * cost["step"][bits - 1]
-    ends = cost["parts"] if in_parts else MET[tile == 256] * cost["parts"] if meet > 1 else 0
-    return cost["start"] + max(work, n * k * (bits + 0.125) / 8 / BYTES_PER_US) + ends
+    work = tile_model.work_of(tile, n, k, m, bits)
+    return tile_model.predict(cost["start"], cost["parts"], cost["hot"], cost["step"][bits - 1], work)
 
 
 def tile_of(kernel: str) -> int:

@@ -63,3 +63,16 @@ def test_a_run_records_times_and_ships_what_gains(monkeypatch, tmp_path):
     bench_tune.add_to_table(path, {problem: {(49, 64): spans[49, 64]}}, {"torch": "2"}, "today")
     assert cache.read(path, device=H.device) == {problem: {span: spans[span] for span in ((33, 48), (49, 64))}}
     assert json.loads(path.read_text())["blocks"] == 132
+
+
+@needs_library
+@pytest.mark.usefixtures("gpu")
+def test_what_wins_by_chance_alone_is_not_shipped(monkeypatch):
+    """The tuner finds n64 faster than the plan's n48; timed again, all kernels are equal."""
+    monkeypatch.setattr(graph_timer, "GraphTimer", Timer)
+    monkeypatch.setattr(bench_tune, "packed", lambda dtype, act, n, k, group: packed(dtype, (n, k)))
+    monkeypatch.setattr(bench_tune.plan, "device_of", lambda index: H200)
+    monkeypatch.setattr(bench_tune, "all_times", lambda timer, names, m, heat_ms: dict.fromkeys(names, 2.0))
+    tuning, ship = [], {}
+    bench_tune.one(bench_tune.options(["--ms", "40"]), "int4", "float16", 512, 1024, [], tuning, ship)
+    assert tuning[0]["ranges"] > 20 and not ship

@@ -17,7 +17,7 @@ PRODUCTS = [(8192, 8192, 256, 4), (4608, 3584, 384, 8), (3584, 14336, 64, 1), (5
 def test_predictions_are_those_of_the_header(product):
     n, k, m, bits = product
     for tile, cost in moving.costs().items():
-        us = moving.native.tile_us(2, tile, [m, n, k], bits, False, False, 128, 0, 90, [132, 66])
+        us = moving.tile_model.native.tile_us(2, tile, [m, n, k], bits, False, False, 128, 0, 90, [132, 66])
         assert moving.predict(cost, tile, product) == pytest.approx(us, rel=1e-4), tile
 
 
