@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -133,10 +134,24 @@ def test_tuned_products_are_right(seen, dtype, zeros, act):
     assert {why for _, why, _ in seen} == {"tried", "tuned", "plan"} or len(spans) == len(spans_of(ms))
 
 
+def shared_with_others(pw: lowbit.PackedWeight) -> bool:
+    """Whether other processes use this GPU too: 100 products take longer than 100 times the fastest one."""
+    x, times = oracle.normal(2048, pw.shape[1]), []
+    for _ in range(100):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        lowbit.matmul(x, pw)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return sum(times) > 1.5 * len(times) * min(times)
+
+
 def test_the_time_that_tuning_may_take_is_enough_for_a_large_weight():
     """For all ranges of rows of x; the first call also loads kernels, which is done once in a process."""
     pw = oracle.make("int4", (8192, 8192)).pw
     lowbit.tune(pw, seconds=30, save=False)
+    if shared_with_others(pw):
+        pytest.skip("other processes use this GPU, and take some of the time")
     found = lowbit.tune(pw, save=False, again=True)
     device, problem = device_of(0), Problem("int4", "float16", 8192, 8192, 128, "none")
     plans = (candidates(problem.scheme, "float16", most, 8192, 8192, device) for _, most in spans_of(None))

@@ -74,6 +74,8 @@ int main() {
   run<Int<3>, __half, 256>({300, 600, 500, 128, kNone, kFp16, 4, 90}, 2);
   run<Int<2>, __half, 256>({136, 900, 211, 32, kMin, kFp16, 4, 90}, 2);
   run<Codebook<4>, __nv_bfloat16, 256>({120, 700, 230, 64, kNone, kBf16, 2, 90}, 2);
+  run<Int<5>, __half, 256>({264, 1500, 230, 128, kNone, kFp16, 12, 90}, 3);
+  run<Int<6>, __half, 256>({132, 1300, 250, 256, kZero, kFp16, 8, 90}, 4);
   // Scales of 32 bits, values of a codebook.
   run<Int<8>, __half, 64>({140, 900, 50, 128, kNone, kFp32, 3, 90});
   run<Float<3, 2>, __half, 256>({200, 500, 100, -1, kNone, kFp32, 2, 90});

@@ -25,13 +25,6 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-// All threads of the cluster that have not ended meet; what they read before may be written after.
-__device__ __forceinline__ void meet_cluster() {
-#ifdef LOWBIT_CLUSTERS
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
-#endif
-}
-
 // Barriers that this thread initialized are seen by other blocks that come past the cluster's barrier.
 __device__ __forceinline__ void publish_to_cluster() {
 #ifdef LOWBIT_CLUSTERS
@@ -75,6 +68,35 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       "finish:\n"
       "}\n" ::"r"(barrier),
       "r"(parity)
+      : "memory");
+#endif
+}
+
+// Arrives at a barrier of the block of rank `block`, which then sees all that this thread knows of.
+__device__ __forceinline__ void tell_in_cluster(uint32_t barrier, uint32_t block) {
+#ifdef LOWBIT_CLUSTERS
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+      "}\n" ::"r"(barrier),
+      "r"(block)
+      : "memory");
+#endif
+}
+
+// Floats from the place `from` of the block of rank `block`, which has told of them.
+__device__ __forceinline__ void load_from_cluster(uint32_t from, uint32_t block, float (&v)[4]) {
+#ifdef LOWBIT_CLUSTERS
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n"
+      "}\n"
+      : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+      : "r"(from), "r"(block)
       : "memory");
 #endif
 }

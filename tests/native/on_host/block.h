@@ -83,6 +83,7 @@ inline Meeting of_block[kMostBlocks], of_warp[kMostWarps], of_lanes[kMostWarps];
 inline std::map<int, Meeting> of_number[kMostBlocks];
 inline Meeting of_cluster;
 inline int ended_in_cluster;                // threads
+inline int ended_of[kMostBlocks];           // threads of each
 inline int at_previous;                     // threads that came to where they wait for the kernel before
 inline bool previous_ended;                 // the kernel before
 inline std::function<void()> hide, reveal;  // what that kernel leaves: called when a cluster begins, and when it ended
@@ -249,8 +250,6 @@ inline void end_turn_of_cluster() {
   const int all = static_cast<int>(fibers.size());
   if (of_cluster.arrived == 0 || of_cluster.arrived + ended_in_cluster < all) return;
   of_cluster.arrived = 0, ++of_cluster.turn;
-  std::swap(of_cluster.told, of_cluster.known);
-  of_cluster.told.clear();
 }
 inline void come_to_cluster() {
   fibers[current].turn = of_cluster.turn;
@@ -264,7 +263,7 @@ inline void wait_for_cluster() {
 inline void enter() {
   body();
   fibers[current].done = true;
-  ++ended_in_cluster;
+  ++ended_in_cluster, ++ended_of[rank()];
   end_turn_of_cluster();
   swapcontext(&fibers[current].context, &home);
 }
@@ -282,6 +281,7 @@ inline void launch(const std::function<void()>& function, int blocks, int count,
     memory_bytes = shared_bytes;
     std::memset(memory, 0xFF, cluster * memory_bytes);
     of_cluster = {}, ended_in_cluster = 0;
+    std::fill(std::begin(ended_of), std::end(ended_of), 0);
     for (auto& of : barriers) of.clear();
     for (Meeting& one : of_block) one = {};
     for (auto& of : of_number) of.clear();
