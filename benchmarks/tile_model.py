@@ -42,7 +42,7 @@ def work_of(tile: int, n: int, k: int, m: int, bits: int) -> Work:
     if paired:
         dealt = native.best_deal_of_pairs(pairs, tasks, steps, PAIRS)
     else:
-        dealt = native.best_deal(tasks, steps, CLUSTERS, native.kMostMeet, native.kMeetSaves)
+        dealt = native.best_deal(tasks, steps, CLUSTERS, native.most_meet_of(tile), native.kMeetSaves)
     in_parts, longest, meet = dealt[4], dealt[5], dealt[8]
     average = (pairs / PAIRS if paired and meet == 1 else tasks / BLOCKS) * steps
     ends = 1.0 if in_parts else (MEET_OF_256 if paired else MEET) if meet > 1 else 0.0

@@ -143,9 +143,9 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
   // Clusters of 3 and 4 as of an H200: the last part of a GPU may be too small for one.
   const int two = q.clusters[1];
   const MostClusters clusters = {{0, most, two, two * 3 / 5, two * 15 / 32}};
-  const int all = static_cast<int>(tasks), each = static_cast<int>(steps);
+  const int all = static_cast<int>(tasks), each = static_cast<int>(steps), meet = most_meet_of(cost.tokens);
   const MeetingDeal dealt = paired ? best_deal_of_pairs(static_cast<int>(pairs), all, each, two)
-                                   : best_deal(all, each, clusters, kMostMeet, kMeetSaves);
+                                   : best_deal(all, each, clusters, meet, kMeetSaves);
   const bool in_pairs = paired && dealt.meet == 1;
   const float longest = static_cast<float>(dealt.longest());
   const float average = static_cast<float>(in_pairs ? pairs : tasks) * static_cast<float>(steps) /

@@ -91,6 +91,11 @@ LOWBIT_HOST_DEVICE constexpr MeetingDeal deal_to_clusters(int tasks, int stages,
 }
 
 constexpr int kMostMeet = 4;  // blocks of a cluster whose sums meet
+// The same of a tile: sums of more would take too much of shared memory; and of 256 tokens three or four blocks were
+// slower than pairs that share x (docs/notes/gemm-sm90.md, version 81).
+LOWBIT_HOST_DEVICE constexpr int most_meet_of(int tokens) {
+  return tokens <= 160 || tokens == 256 ? kMostMeet : tokens <= 192 ? 3 : 2;
+}
 // How many times 128 k more the busiest block may have, so that sums meet. Measured on an H200, 15 shapes, tiles of 32
 // to 128 tokens: it is 3 to 9 times 128 k for which both take as long (docs/notes/gemm-sm90.md, version 77).
 constexpr int kMeetSaves = 5;

@@ -112,7 +112,10 @@ __global__ void __maxnreg__((BoundsOf<Weight, Act, Tile, Form>::kRegisters))
           if (Worker::kSummed) ptx::arrivals_init(base + Map::kSummed + 8 * i, 32 * kSummers);
           ptx::arrivals_init(base + Map::kEmpty + 8 * i, arrivals);
         }
-        if (p.deal.meet > 1) Worker::init_meeting(p, base + Map::kMet);
+        if (p.deal.meet > 1) {
+          ptx::barrier_init(base + Map::kMet);
+          ptx::barrier_expect(base + Map::kMet, Worker::meeting_bytes(p));
+        }
       }
     }
     __syncthreads();

@@ -65,40 +65,35 @@ struct RowsOfY {
     to = static_cast<Act*>(p.y) + n + lane % 4 * 2;
   }
 
-  // Row half h of sums of a column: two tokens of y.
-  __device__ __forceinline__ uint32_t pair(int h, const float (&sums)[4]) const {
-    return pack_pair<Act>(fmaf(sums[2 * h], factor[h], bias[h]), fmaf(sums[2 * h + 1], factor[h], bias[h]));
-  }
-
-  // Eight tokens of the tile that begins with `token`, from its `first` on. sums[i]: of row half i / 2, token i % 2.
-  __device__ __forceinline__ void store_column(int token, int first, const float (&sums)[4]) const {
-    if (n >= p.n || first >= p.tile_tokens) return;
-    // Turned, a lane has one token and two rows side by side.
-    const uint32_t turned[2] = {ptx::transpose(pair(0, sums)), ptx::transpose(pair(1, sums))};
-    const int row = token + first + lane / 4;
-    if (row >= p.m) return;
-    Act* here = to + row * p.y_stride;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (pairs) {
-        *reinterpret_cast<uint32_t*>(here + 8 * h) = turned[h];
-      } else {
-        const Act* values = reinterpret_cast<const Act*>(&turned[h]);
-#pragma unroll
-        for (int j = 0; j < 2; ++j)
-          if (n + 8 * h + lane % 4 * 2 + j < p.n) here[8 * h + j] = values[j];
-      }
-    }
-  }
-
-  // All of a tile. sums(column, i): as of store_column.
+  // Tokens of a tile from `token` on, of columns that have a bit in `own`. sums(column, i): of row half i / 2, token i
+  // % 2.
   template <class Sums>
-  __device__ __forceinline__ void store(int token, const Sums& sums) const {
+  __device__ __forceinline__ void store(int token, const Sums& sums, uint32_t own = ~0u) const {
+    if (n >= p.n) return;
 #pragma unroll
     for (int column = 0; column < Tile::kColumns; ++column) {
       if (8 * column >= p.tile_tokens || token + 8 * column >= p.m) break;
-      const float own[4] = {sums(column, 0), sums(column, 1), sums(column, 2), sums(column, 3)};
-      store_column(token, 8 * column, own);
+      if (!(own >> column & 1)) continue;
+      uint32_t pair[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        // Turned, a lane has one token and two rows side by side.
+        pair[h] = ptx::transpose(pack_pair<Act>(fmaf(sums(column, 2 * h), factor[h], bias[h]),
+                                                fmaf(sums(column, 2 * h + 1), factor[h], bias[h])));
+      const int row = token + 8 * column + lane / 4;
+      if (row >= p.m) continue;
+      Act* here = to + row * p.y_stride;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (pairs) {
+          *reinterpret_cast<uint32_t*>(here + 8 * h) = pair[h];
+        } else {
+          const Act* values = reinterpret_cast<const Act*>(&pair[h]);
+#pragma unroll
+          for (int j = 0; j < 2; ++j)
+            if (n + 8 * h + lane % 4 * 2 + j < p.n) here[8 * h + j] = values[j];
+        }
+      }
     }
   }
 };

@@ -59,8 +59,8 @@ PYBIND11_MODULE(deal_math, m) {
   m.def("best_deal_of_pairs", [](int pairs, int rows, int stages, int most_pairs) {
     return numbers_of(lowbit::best_deal_of_pairs(pairs, rows, stages, most_pairs));
   });
+  m.def("most_meet_of", lowbit::most_meet_of);
   m.attr("kMeetSaves") = lowbit::kMeetSaves;
-  m.attr("kMostMeet") = lowbit::kMostMeet;
   m.def("spot_of", [](int task, int row_blocks, int token_tiles) {
     const lowbit::Spot spot = lowbit::spot_of(task, row_blocks, token_tiles);
     return std::array<int, 2>{spot.row_block, spot.token_tile};

@@ -75,7 +75,7 @@ struct Producer {
 
   __device__ Producer(const PosedOf<Stage>& problem, int own_worker, const Parts& parts, uint32_t shared)
       : p(problem),
-        ring{shared, problem.ring, Stage::kNarrow ? 0 : shift_of<Map::kDepth>(problem.deal, parts.stages)},
+        ring{shared, problem.ring},
         steps(Stage::kNarrow ? problem.ring.steps : Stage::kSteps),
         count(parts.stages),
         early(min(Stage::kNarrow ? problem.ring.split.early : Map::kEarly, Stage::kHalf ? count : max(count / 4, 1))),

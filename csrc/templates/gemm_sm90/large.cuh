@@ -41,8 +41,22 @@ struct LargeMap {
   static constexpr int kW = kXDepth * kXBytes, kLines = kW + kWDepth * kWBytes;
   static constexpr int kWFull = kLines + Lines::kBytes, kWEmpty = kWFull + 8 * kWDepth;
   static constexpr int kXFull = kWEmpty + 8 * kWDepth, kXEmpty = kXFull + 8 * kXDepth;
-  static constexpr int kMet = kXEmpty + 8 * kXDepth;                                      // of Meeting
-  static constexpr int kTable = (kMet + 8 * Meeting<Tile>::kBarriers + 127) / 128 * 128;  // of a codebook
+  static constexpr int kMet = kXEmpty + 8 * kXDepth, kFree = kMet + 8;
+  static constexpr int kTable = (kFree + 8 + 127) / 128 * 128;  // of a codebook
+  // Where blocks of a cluster share a task, their sums meet behind the first places of x. Those of 256 tokens take too
+  // much for that: they come to where x was, when all warps of the others have told that they are done (kFree).
+  static constexpr bool kOverX = Tile::kCluster > 1;
+  static constexpr int meet_depth(int blocks) {
+    const int places = (meeting_room(Tile::kRowTiles, Tile::kColumns, blocks) + kXBytes - 1) / kXBytes;
+    return kOverX && places <= kXDepth ? kXDepth : kXDepth - places;
+  }
+  static constexpr int most_meet() {
+    int most = most_meet_of(Tile::kTokens);
+    while (most > 1 && meet_depth(most) < 4) --most;
+    return most;
+  }
+  static constexpr int kMostMeet = most_meet(), kMeetDepth = meet_depth(kMostMeet);
+  static constexpr int kMeeting = kOverX ? 0 : kMeetDepth * kXBytes;
   static_assert(kXDepth >= 5 && kTable + Stage::kTable + 1024 <= kSharedTwoRings);
 };
 
@@ -60,7 +74,6 @@ struct Large {
   const uint32_t base;
   const int blocks, rank, worker;  // blocks: of a worker, with rows of their own; rank: of this one
   const Parts parts;
-  const uint32_t shift;  // of places of x
 
   __device__ Large(const PosedOf<Stage>& problem, uint32_t shared)
       : p(problem),
@@ -68,14 +81,7 @@ struct Large {
         blocks(blocks_of<Tile>(p)),
         rank(blocks == 1 ? 0 : ptx::cluster_rank()),
         worker(Tile::kCluster == 1 ? blockIdx.x : blockIdx.x >> (blocks - 1)),
-        parts(p.deal, worker),
-        shift(shift_of<Map::kXDepth>(p.deal, 2 * parts.stages)) {}
-
-  // Where place i of the ring of x lies.
-  __device__ __forceinline__ uint32_t x_place(uint32_t i) const {
-    const uint32_t at = i + shift;
-    return base + (at >= Map::kXDepth ? at - Map::kXDepth : at) * Map::kXBytes;
-  }
+        parts(p.deal, worker) {}
 
   // ---- one thread brings everything --------------------------------------------------------------------------------
   __device__ __forceinline__ void bring_weights(const Cursor& at, int place) const {
@@ -90,12 +96,12 @@ struct Large {
     const uint32_t barrier = base + Map::kXFull + 8 * place;
     ptx::barrier_expect(barrier, p.tile_tokens * 128);
     if (blocks == 1) {
-      ptx::copy_box(x_place(place), p.maps[kMapOfX], (at.stage * 2 + half) * 64, at.token, barrier, again);
+      ptx::copy_box(base + place * Map::kXBytes, p.maps[kMapOfX], (at.stage * 2 + half) * 64, at.token, barrier, again);
       return;
     }
     const int own = rank * (p.tile_tokens / 2);
-    ptx::copy_box_to_all(x_place(place) + own * 128, p.maps[kMapOfX], (at.stage * 2 + half) * 64, at.token + own,
-                         barrier, 3, again);
+    ptx::copy_box_to_all(base + place * Map::kXBytes + own * 128, p.maps[kMapOfX], (at.stage * 2 + half) * 64,
+                         at.token + own, barrier, 3, again);
   }
 
   // Before the kernel before has ended: weights alone.
@@ -110,7 +116,7 @@ struct Large {
 
   __device__ __forceinline__ void go_on() const {
     Cursor at(p, worker);
-    narrow::Place w(Map::kWDepth), x(Map::kXDepth);
+    narrow::Place w(Map::kWDepth), x(p.ring.depth);
     int asked = 0;  // places of x
 #pragma unroll 1
     for (int i = 0; i < parts.stages; ++i) {
@@ -119,7 +125,7 @@ struct Large {
 #pragma unroll
       for (int half = 0; half < 2; ++half, ++asked) {
         // Both blocks are done with it.
-        if (asked >= Map::kXDepth) ptx::wait_arrivals(base + Map::kXEmpty + 8 * x.index, x.parity ^ 1);
+        if (asked >= p.ring.depth) ptx::wait_arrivals(base + Map::kXEmpty + 8 * x.index, x.parity ^ 1);
         bring_x(at, half, x.index);
         x.next();
       }
@@ -127,10 +133,10 @@ struct Large {
       w.next();
     }
     // Why: the other block still arrives at these barriers, and a block that has left has none.
-    const bool all = asked >= Map::kXDepth;
-    if (!all) x = narrow::Place(Map::kXDepth);
+    const bool all = asked >= p.ring.depth;
+    if (!all) x = narrow::Place(p.ring.depth);
 #pragma unroll 1
-    for (int i = 0; i < min(asked, Map::kXDepth); ++i, x.next())
+    for (int i = 0; i < min(asked, p.ring.depth); ++i, x.next())
       ptx::wait_arrivals(base + Map::kXEmpty + 8 * x.index, all ? x.parity ^ 1 : 0);
   }
 
@@ -139,7 +145,7 @@ struct Large {
     const Decoder decoder = make_decoder<Weight, Decoder>(base + Map::kTable, lane, p.step, p.zero_base);
     const Turns turns(warp);
     turns.begin();
-    narrow::Place w(Map::kWDepth), x(Map::kXDepth);
+    narrow::Place w(Map::kWDepth), x(p.ring.depth);
     uint32_t before[2] = {};  // places of x whose products may still run, by half
     // One lane for each block of a pair: what it brings goes to both.
     const uint32_t releases = lane + (Tile::kCluster == 1 || blocks > 1 ? 0 : ptx::cluster_rank());
@@ -153,7 +159,6 @@ struct Large {
 #pragma unroll 1
     for (int turn = 0; turn < parts.count; ++turn) {
       const Part part = parts[turn];
-      const bool meet = p.deal.meet > 1 && part.end - part.begin < p.deal.stages;
       float sum[Tile::kTokens / 2] = {};
       Units units;
       uint32_t a[2][4][4];
@@ -186,7 +191,7 @@ struct Large {
           }
         };
         const auto multiply = [&](int half) {
-          const uint64_t tokens = ptx::describe_tokens(x_place(own[half]));
+          const uint64_t tokens = ptx::describe_tokens(base + own[half] * Map::kXBytes);
           ptx::begin_products();
 #pragma unroll
           for (int f = 0; f < 4; ++f) ptx::wgmma<Act, Tile::kTokens>(sum, a[half][f], tokens + f * 32 / 16);
@@ -209,35 +214,41 @@ struct Large {
         w.next();
       }
       ptx::wait_products<0>();
+      const bool meet = Map::kMostMeet > 1 && p.deal.meet > 1 && part.end - part.begin < p.deal.stages;
+      if (Map::kOverX && meet && lane < p.deal.meet && lane != static_cast<int>(ptx::cluster_rank()))
+        ptx::arrive_in_cluster(base + Map::kFree, lane);
       release_x(before[0]), release_x(before[1]);
-      if (kExact) {
-        const float unit[2] = {units.now[0] * decoder.factor(), units.now[1] * decoder.factor()};
-#pragma unroll
-        for (int i = 0; i < Tile::kTokens / 2; ++i) sum[i] *= unit[i / 2 % 2];
-      }
-      finish(part, meet, warp, lane, sum);
+      float unit[2] = {1.0f, 1.0f};
+      if (kExact) unit[0] = units.now[0] * decoder.factor(), unit[1] = units.now[1] * decoder.factor();
+      finish(part, meet, warp, lane, unit, sum);
     }
     turns.end();
   }
 
-  // meet: whether other blocks have the other stages of this task.
-  __device__ __forceinline__ void finish(const Part& part, bool meet, int warp, int lane,
+  // Stores y of a task, or of the columns that come to this block where its cluster shares the stages; or keeps sums.
+  __device__ __forceinline__ void finish(const Part& part, bool meet, int warp, int lane, const float (&unit)[2],
                                          typename Meeting<Tile>::Sums& sum) const {
     const auto sums = [&](int column, int i) { return sum[4 * column + i]; };
-    const bool whole = part.end - part.begin == p.deal.stages;
+    if (kExact)
+#pragma unroll
+      for (int i = 0; i < Tile::kTokens / 2; ++i) sum[i] *= unit[i / 2 % 2];
+    uint32_t own = ~0u;
+    if (Map::kMostMeet > 1 && meet) {
+      // Why a shuffle: else all that follows from the number would be found before the first stage, and kept.
+      const Meeting<Tile> meeting{base + Map::kMeeting, base + Map::kMet, __shfl_sync(~0u, p.deal.meet, 0), warp, lane};
+      if (Map::kOverX) ptx::barrier_wait(base + Map::kFree, 0);
+      meeting.hand_in(sum);
+      own = meeting.add_up(sum);
+    } else if (part.end - part.begin < p.deal.stages) {
+      keep_part<Tile>(p, worker, part.place, rank, warp, lane, sums);
+      return;
+    }
     const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
     const int row_tile = (spot.row_block * blocks + rank) * Tile::kRowTiles, token = spot.token_tile * p.tile_tokens;
-    if (meet) {
-      // Sums take four places of x, two for each warpgroup; with five in all the last step has one of the second one's.
-      wait_for_use<Map::kXDepth>(base + Map::kXEmpty, 2 * parts.stages - (warp < 4 ? 3 : 2));
-      const Meeting<Tile> meeting{base, base + Map::kMet, p.deal.meet, warp, lane};
-      meeting.template finish<Act>(p, (row_tile + warp / 4 * 4) * 16, token, sum);
-    } else if (p.lines && whole) {
-      store_lines<Act, Tile>(p, base + Map::kLines, (row_tile + warp / 4 * 4) * 16, token, warp, lane, sums);
-    } else if (whole) {
-      RowsOfY<Act, Tile, Problem>(p, (row_tile + warp) * 16, lane).store(token, sums);
+    if (p.lines) {
+      store_lines<Act, Tile>(p, base + Map::kLines, (row_tile + warp / 4 * 4) * 16, token, warp, lane, sums, own);
     } else {
-      keep_part<Tile>(p, worker, part.place, rank, warp, lane, sums);
+      RowsOfY<Act, Tile, Problem>(p, (row_tile + warp) * 16, lane).store(token, sums, own);
     }
   }
 };
@@ -266,7 +277,11 @@ __global__ void __launch_bounds__(kLargeThreads, 1) multiply_large(const __grid_
       ptx::arrivals_init(base + Map::kXFull + 8 * i, 1);
       ptx::arrivals_init(base + Map::kXEmpty + 8 * i, Tile::kWarps * blocks_of<Tile>(p));
     }
-    if (p.deal.meet > 1) Meeting<Tile>::init(base + Map::kMet, p.deal.meet);
+    if (p.deal.meet > 1) {
+      ptx::barrier_init(base + Map::kMet);
+      ptx::barrier_expect(base + Map::kMet, Meeting<Tile>::bytes(p.deal.meet));
+      ptx::arrivals_init(base + Map::kFree, Tile::kWarps * (p.deal.meet - 1));
+    }
     ptx::publish_barriers();
     ptx::publish_to_cluster();
   }

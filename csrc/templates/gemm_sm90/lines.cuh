@@ -24,17 +24,18 @@ inline bool has_lines(const MatmulArgs& args) {
 }
 
 // These are all sums of a task: of the warpgroup's rows from n on, and the tokens of a tile from `token` on; sums as
-// for store_rows. memory: of Lines. warp: of the block.
+// for store_rows, in columns that have a bit in `own`, which come in pairs. memory: of Lines. warp: of the block.
 template <class Act, class Tile, class Problem, class Sums>
 __device__ __forceinline__ void store_lines(const Problem& p, uint32_t memory, int n, int token, int warp, int lane,
-                                            const Sums& sums) {
+                                            const Sums& sums, uint32_t own = ~0u) {
   static_assert(Tile::kColumns % 2 == 0);
-  const int group = warp / 4, own = warp % 4;
+  const int group = warp / 4, quarter = warp % 4;
   const uint32_t buffers = memory + group * 2 * Lines::kBuffer;
+  uint32_t buffer = buffers;
   float bias[2] = {}, factor[2] = {p.factor[0], p.factor[1]};
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int row = n + 16 * own + 8 * h + lane / 4;
+    const int row = n + 16 * quarter + 8 * h + lane / 4;
     if (row >= p.n) continue;
     if (p.bias) bias[h] = load_bias(p.bias, p.bias_type, row);
     factor[h] = row_factor(p, row, factor[h]);
@@ -42,15 +43,15 @@ __device__ __forceinline__ void store_lines(const Problem& p, uint32_t memory, i
   // Lanes 8i to 8i + 7 say where the rows of matrix i go once it is turned: tokens; i: row half, and which of two
   // columns.
   const int half = lane / 8 % 2, turned = lane / 16 * 8 + lane % 8;
-  const uint32_t to = turned * 128 + ((2 * own + half) ^ lane % 8) * 16;
+  const uint32_t to = turned * 128 + ((2 * quarter + half) ^ lane % 8) * 16;
   // What a lane reads again: 16 bytes of a token.
-  const int place = lane % 8, reads = own * 4 + lane / 8;
+  const int place = lane % 8, reads = quarter * 4 + lane / 8;
   const uint32_t from = reads * 128 + (place ^ reads % 8) * 16;
   Act* y = static_cast<Act*>(p.y) + (token + reads) * p.y_stride + n + 8 * place;
 #pragma unroll
   for (int first = 0; first < Tile::kTokens; first += Lines::kTokens) {
     if (first >= p.tile_tokens || token + first >= p.m) break;
-    const uint32_t buffer = buffers + first / Lines::kTokens % 2 * Lines::kBuffer;
+    if (!(own >> first / 8 & 1)) continue;
     uint32_t pairs[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -66,6 +67,7 @@ __device__ __forceinline__ void store_lines(const Problem& p, uint32_t memory, i
     ptx::load_shared(buffer + from, values.x, values.y, values.z, values.w);
     if (first + reads < p.tile_tokens && token + first + reads < p.m && n + 8 * place < p.n)
       *reinterpret_cast<uint4*>(y + first * p.y_stride) = values;
+    buffer = 2 * buffers + Lines::kBuffer - buffer;  // the other one
   }
 }
 

@@ -37,13 +37,19 @@ inline bool describe(const Launch& launch, CUtensorMap& map, CUtensorMapDataType
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Bytes for stages of a narrow tile.
+// Bytes for stages of a narrow tile; of others how many stages, or places of x, a ring has, and where sums meet; and of
+// how many blocks they do.
+struct Room {
+  int bytes, depth, meet_depth, most_meet;
+};
 template <class Weight, class Tile, class Form>
-constexpr int room_of() {
-  if constexpr (Tile::kWgmma) {
-    return 0;
+constexpr Room room_of() {
+  if constexpr (Tile::kLarge) {
+    using Map = LargeMap<Weight, Tile, Form>;
+    return {0, Map::kXDepth, Map::kMeetDepth, Map::kMostMeet};
   } else {
-    return gemm_sm90::Map<Stage<Weight, Tile, Form>>::kRoom;
+    using Map = gemm_sm90::Map<Stage<Weight, Tile, Form>>;
+    return {Map::kRoom, Map::kDepth, Map::kMeetDepth, kMostMeet};
   }
 }
 
@@ -56,7 +62,7 @@ struct Traits {
   int steps;  // of 128 k, in a stage
   narrow::StageBytes parts;
   int most;  // stages in a ring
-  int room;
+  Room room;
 };
 
 template <class Weight, class Tile, class Form>
@@ -80,7 +86,7 @@ inline MeetingDeal deal_of(const Traits& traits, int tasks, int pairs, int stage
   const MostClusters clusters = {{0, most[0], most[1], most[4], most[2]}};
   const bool paired = traits.cluster == 2;
   const int meet = launch.forced.parts ? launch.forced.blocks : 0;
-  const int most_meet = launch.same_sums ? 2 : kMostMeet;
+  const int most_meet = launch.same_sums ? std::min(2, traits.room.most_meet) : traits.room.most_meet;
   if (meet > most_meet) return {};
   if (meet > 1) return deal_to_clusters(tasks, stages, clusters.of[meet], meet);
   if (meet == 1) return MeetingDeal{deal(paired ? pairs : tasks, stages, clusters.of[traits.cluster], true)};
@@ -105,7 +111,7 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
     const int most_steps = traits.fine && group.fragments < 3 ? most_groups << group.fragments >> 3 : most_groups;
     p.ring = narrow::stages_of(traits.parts, traits.steps, static_cast<int64_t>(tiles), steps, traits.tokens,
                                traits.bits, traits.row_tiles, launch, groups > 1 ? group.steps : -1, most_steps,
-                               traits.most, traits.room);
+                               traits.most, traits.room.bytes);
     if (p.ring.depth == 0) return false;
   }
   const Split split = p.ring.split;
@@ -159,6 +165,7 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
            : p.ring.whole ? MeetingDeal{deal(all, each, most, false)}
                           : narrow::deal_whole(all, each, most, split.blocks);
   if (p.deal.workers == 0) return false;
+  if (!narrow) p.ring.depth = p.deal.meet > 1 ? traits.room.meet_depth : traits.room.depth;
   const int blocks = p.deal.blocks_of(traits.cluster);
   p.row_blocks = blocks > 1 ? pairs : row_blocks;
 

@@ -95,37 +95,49 @@ struct Stage {
 
 constexpr int kMostStages = 12;  // in a ring
 
-// Bytes of sums of a column of a tile, 8 tokens, of a warp's 16 rows.
+// Bytes of a column of a tile, 8 tokens, of a warp's 16 rows.
 constexpr int kColumnBytes = 512;
+
+// Columns side by side that come to the same block of a cluster where those share a task (meeting.cuh): what lines of y
+// are written of at once, if they are (lines.cuh).
+constexpr int columns_together(int tokens) { return tokens >= 144 ? 2 : 1; }
+
+// Room for what comes to a block of more than 16 tokens there: every so-manieth of its columns, from each of the
+// others.
+constexpr int meeting_room(int row_tiles, int columns, int most_blocks) {
+  const int together = columns_together(8 * columns), units = columns / together;
+  int most = 0;
+  for (int blocks = 2; blocks <= most_blocks; ++blocks) {
+    const int room = (blocks - 1) * row_tiles * ((units + blocks - 1) / blocks) * together * kColumnBytes;
+    most = room > most ? room : most;
+  }
+  return most;
+}
 
 // Where things lie in shared memory, from the first multiple of 1024.
 template <class Stage>
 struct Map {
   static constexpr int kFixed = 2 * 1024;  // barriers, and what lies before the first multiple of 1024
-  // Where sums of parts of K meet. Those of wider tiles come to lie over stages but the last one of a ring (Meeting).
-  static constexpr int kSums = Stage::kRowTiles * Stage::kXBox / 2;
+  // Where sums of parts of K meet; of wider tiles that is room for stages where they don't.
+  static constexpr int kSums = Stage::kNarrow ? Stage::kRowTiles * Stage::kXBox / 2
+                                              : meeting_room(Stage::kRowTiles, Stage::kXBox / 1024, kMostMeet);
   static constexpr int kRoom = Stage::kShared - kFixed - Stage::kTable - (Stage::kNarrow ? kSums : 0);  // for stages
   static constexpr int kFit = kRoom / (Stage::kNarrow ? Stage::kParts.of(1) : Stage::kBytes);
   static constexpr int kDepth = Stage::kNarrow || kFit > kMostStages ? kMostStages : kFit;  // of narrow tiles at most
-  static constexpr int kFull = Stage::kNarrow ? kRoom : kDepth * Stage::kBytes;  // barriers: a stage has come
-  static constexpr int kSummed = kFull + 8 * kDepth;                             // its sums of x are there
-  static constexpr int kEmpty = kSummed + 8 * kDepth;                            // all warps have read it
-  static constexpr int kMet = kEmpty + 8 * kDepth;  // all sums of parts of K are there; of wider tiles, of Meeting
-  static constexpr int kAfter = (kMet + 8 * (Stage::kNarrow ? 1 : Stage::kRowTiles + 1) + 127) / 128 * 128;
-  static constexpr int kMeeting = Stage::kNarrow ? kAfter : 0;          // those sums
-  static constexpr int kTable = kAfter + (Stage::kNarrow ? kSums : 0);  // of a codebook
+  static constexpr int kMeetDepth = (kRoom - kSums) / Stage::kBytes;  // of wider tiles, where sums meet behind it
+  static constexpr int kMetEnd = kMeetDepth * Stage::kBytes + kSums;
+  static constexpr int kStages = kDepth * Stage::kBytes > kMetEnd ? kDepth * Stage::kBytes : kMetEnd;
+  static constexpr int kFull = Stage::kNarrow ? kRoom : kStages;  // barriers: a stage has come
+  static constexpr int kSummed = kFull + 8 * kDepth;              // its sums of x are there
+  static constexpr int kEmpty = kSummed + 8 * kDepth;             // all warps have read it
+  static constexpr int kMet = kEmpty + 8 * kDepth;                // all sums of parts of K are there
+  static constexpr int kAfter = (kMet + 8 + 127) / 128 * 128;
+  static constexpr int kMeeting = Stage::kNarrow ? kAfter : kMeetDepth * Stage::kBytes;  // those sums
+  static constexpr int kTable = Stage::kNarrow ? kAfter + kSums : kAfter;                // of a codebook
   static_assert(kFit >= 2 && kTable + Stage::kTable + 1024 <= Stage::kShared);
-  static_assert(Stage::kNarrow || kSums <= (kDepth - 1) * Stage::kBytes);
   static constexpr int kEarly = narrow::early_stages(Stage::kBits);  // of wider tiles
-  static_assert(kEarly <= kFit);
+  static_assert(kEarly <= kFit && (Stage::kNarrow || (kEarly <= kMeetDepth && kMeetDepth <= kDepth)));
 };
-
-// Of a ring of so many places: what is added to the number of a place, so that the last of all stages has the last one
-// where sums meet.
-template <int Depth, class Deal>
-__device__ __forceinline__ uint32_t shift_of(const Deal& deal, int stages) {
-  return deal.meet > 1 ? Depth - 1 - (stages - 1) % Depth : 0;
-}
 
 // Everything a kernel is told but where tensors lie, and all that add_parts is; sizes are those of the unpadded
 // problem.
@@ -186,14 +198,11 @@ struct Ring {
 
   const uint32_t base;
   const narrow::Stages& stages;
-  const uint32_t shift = 0;  // of wider tiles
 
-  __device__ __forceinline__ int depth() const { return Stage::kNarrow ? stages.depth : Map::kDepth; }
-  __device__ __forceinline__ narrow::Place first() const { return narrow::Place(depth()); }
+  __device__ __forceinline__ int depth() const { return stages.depth; }
+  __device__ __forceinline__ narrow::Place first() const { return narrow::Place(stages.depth); }
   __device__ __forceinline__ uint32_t stage(uint32_t place) const {
-    if (Stage::kNarrow) return base + place * stages.bytes;
-    const uint32_t at = place + shift;
-    return base + (at >= Map::kDepth ? at - Map::kDepth : at) * Stage::kBytes;
+    return base + place * (Stage::kNarrow ? stages.bytes : Stage::kBytes);
   }
   __device__ __forceinline__ uint32_t sums(uint32_t place) const { return stage(place) + stages.sums_at; }
   __device__ __forceinline__ uint32_t met() const { return base + Map::kMet; }

@@ -42,10 +42,7 @@ struct Wide {
         decoder(make_decoder<Weight, Decoder>(shared + Map::kTable, own_lane, problem.step, problem.zero_base)) {}
 
   static constexpr float unit(int /*h*/) { return 1.0f; }
-  // Barriers for sums that meet, made by one thread.
-  static __device__ __forceinline__ void init_meeting(const Problem& p, uint32_t barriers) {
-    Meeting<Tile>::init(barriers, p.deal.meet);
-  }
+  static __device__ __forceinline__ int meeting_bytes(const Problem& p) { return Meeting<Tile>::bytes(p.deal.meet); }
 
   using Fragments = uint32_t[2][4][4];  // of 64 k each
   using Sums = float[Tile::kTokens / 2];
@@ -143,8 +140,7 @@ struct Wide {
   __device__ __forceinline__ void run(const Parts& parts) const {
     const Turns turns(warp);
     if (!kOpen) turns.begin();
-    const Ring<Stage> ring{base, p.ring, shift_of<Map::kDepth>(p.deal, parts.stages)};
-    auto place = ring.first();
+    auto place = Ring<Stage>{base, p.ring}.first();
     uint32_t before = 0;  // the place whose products may still run
     const auto release = [&](bool used) {
       if (used && lane == 0) ptx::arrive(base + Map::kEmpty + 8 * before);
@@ -158,7 +154,7 @@ struct Wide {
 #pragma unroll 1
       for (int at = part.begin; at < part.end; ++at) {
         ptx::wait_arrivals(base + Map::kFull + 8 * place.index, place.parity);
-        const uint32_t stage = ring.stage(place.index);
+        const uint32_t stage = base + place.index * Stage::kBytes;
         const auto finished = [&] { release(at > part.begin); };
         if constexpr (kOpen) {
           run_stage_open(stage, a, state, sum, finished);
@@ -180,17 +176,10 @@ struct Wide {
       if (kExact)
 #pragma unroll
         for (int i = 0; i < Tile::kTokens / 2; ++i) sum[i] *= unit[i / 2 % 2];
-      const auto sums = [&](int column, int i) { return sum[4 * column + i]; };
-      const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
-      const int n = (spot.row_block * Tile::kRowTiles + warp / 4 * 4) * 16, token = spot.token_tile * p.tile_tokens;
-      if (part.end - part.begin == p.deal.stages) {
-        RowsOfY<Act, Tile, Problem>(p, n + warp % 4 * 16, lane).store(token, sums);
-      } else if (p.deal.meet == 1) {
-        keep_part<Tile>(p, blockIdx.x, part.place, 0, warp, lane, sums);
+      if (p.deal.meet == 1 && part.end - part.begin < p.deal.stages) {
+        keep_part<Tile>(p, blockIdx.x, part.place, 0, warp, lane, [&](int c, int i) { return sum[4 * c + i]; });
       } else {
-        wait_for_use<Map::kDepth>(base + Map::kEmpty, parts.stages - 2);  // all warps have the last stage left
-        const Meeting<Tile> meeting{base, base + Map::kMet, p.deal.meet, warp, lane};
-        meeting.template finish<Act>(p, n, token, sum);
+        finish_task<Act, Tile>(p, part, base + Map::kMeeting, base + Map::kMet, warp, lane, sum);
       }
     }
     if (!kOpen) turns.end();

@@ -131,12 +131,10 @@ struct Worker {
     }
   }
 
-  // The barrier for sums that come to this block where those of a cluster share K, made by one thread.
-  static __device__ __forceinline__ void init_meeting(const Problem& p, uint32_t barrier) {
-    if constexpr (Ring::kSplits) {
-      ptx::barrier_init(barrier);
-      ptx::barrier_expect(barrier, Meeting<Tile, Ring>::bytes(p.ring));
-    }
+  // What comes to this block where those of a cluster share K.
+  static __device__ __forceinline__ int meeting_bytes(const Problem& p) {
+    if constexpr (Ring::kSplits) return Meeting<Tile, Ring>::bytes(p.ring);
+    return 0;
   }
 
   // What helpers multiply sums of x by.

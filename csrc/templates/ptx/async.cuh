@@ -201,14 +201,6 @@ __device__ __forceinline__ void store_matrices_turned(uint32_t row, const uint32
 #endif
 }
 
-// The same of two of them; lanes 0 .. 7 and 8 .. 15 give where their rows go.
-__device__ __forceinline__ void store_matrices_turned(uint32_t row, const uint32_t (&from)[2]) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};\n" ::"r"(row), "r"(from[0]), "r"(from[1])
-               : "memory");
-#endif
-}
-
 // Loads and stores by 32-bit addresses of shared memory. Why not through pointers: those are 64 bits to the compiler.
 __device__ __forceinline__ uint32_t load_shared(uint32_t from) {
   uint32_t word;

@@ -72,35 +72,6 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 #endif
 }
 
-// Arrives at a barrier of the block of rank `block`, which then sees all that this thread knows of.
-__device__ __forceinline__ void tell_in_cluster(uint32_t barrier, uint32_t block) {
-#ifdef LOWBIT_CLUSTERS
-  asm volatile(
-      "{\n"
-      ".reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
-      "}\n" ::"r"(barrier),
-      "r"(block)
-      : "memory");
-#endif
-}
-
-// Floats from the place `from` of the block of rank `block`, which has told of them.
-__device__ __forceinline__ void load_from_cluster(uint32_t from, uint32_t block, float (&v)[4]) {
-#ifdef LOWBIT_CLUSTERS
-  asm volatile(
-      "{\n"
-      ".reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %4, %5;\n"
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n"
-      "}\n"
-      : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
-      : "r"(from), "r"(block)
-      : "memory");
-#endif
-}
-
 // Floats to the place `to` of this block's shared memory, but in the block of rank `block`, whose barrier at the place
 // `barrier` counts their bytes. Why not a plain store: its release would wait for every copy that is under way.
 __device__ __forceinline__ void store_in_cluster(uint32_t to, uint32_t barrier, uint32_t block, const float (&v)[2]) {

@@ -27,10 +27,7 @@ void arrive_at_barrier(int number) {
   emulated::come(emulated::of_number[emulated::rank()][number], Threads);
 }
 inline float reciprocal(float a) { return 1 / a; }
-template <int Count>
-void store_matrices_turned(uint32_t row, const uint32_t (&from)[Count]) {
-  emulated::store_turned(row, from);
-}
+inline void store_matrices_turned(uint32_t row, const uint32_t (&from)[4]) { emulated::store_turned(row, from); }
 inline void end_reads() { emulated::races.end_reads(emulated::current); }
 inline void launch_dependents() {}
 inline void wait_for_previous_kernel() { emulated::wait_for_previous_kernel(); }

@@ -83,7 +83,6 @@ inline Meeting of_block[kMostBlocks], of_warp[kMostWarps], of_lanes[kMostWarps];
 inline std::map<int, Meeting> of_number[kMostBlocks];
 inline Meeting of_cluster;
 inline int ended_in_cluster;                // threads
-inline int ended_of[kMostBlocks];           // threads of each
 inline int at_previous;                     // threads that came to where they wait for the kernel before
 inline bool previous_ended;                 // the kernel before
 inline std::function<void()> hide, reveal;  // what that kernel leaves: called when a cluster begins, and when it ended
@@ -263,7 +262,7 @@ inline void wait_for_cluster() {
 inline void enter() {
   body();
   fibers[current].done = true;
-  ++ended_in_cluster, ++ended_of[rank()];
+  ++ended_in_cluster;
   end_turn_of_cluster();
   swapcontext(&fibers[current].context, &home);
 }
@@ -281,7 +280,6 @@ inline void launch(const std::function<void()>& function, int blocks, int count,
     memory_bytes = shared_bytes;
     std::memset(memory, 0xFF, cluster * memory_bytes);
     of_cluster = {}, ended_in_cluster = 0;
-    std::fill(std::begin(ended_of), std::end(ended_of), 0);
     for (auto& of : barriers) of.clear();
     for (Meeting& one : of_block) one = {};
     for (auto& of : of_number) of.clear();

@@ -21,15 +21,14 @@ inline void load_matrices(uint32_t (&to)[4], uint32_t row) {
   wait_for_lanes();
 }
 
-template <int Count>
-void store_turned(uint32_t row, const uint32_t (&from)[Count]) {
+inline void store_turned(uint32_t row, const uint32_t (&from)[4]) {
   const int warp = current / 32, lane = current % 32;
   auto& own = exchange[warp][lane];
-  std::copy(from, from + Count, own);
+  std::copy(from, from + 4, own);
   own[4] = row;
   wait_for_lanes();
   // Of turned matrix i a lane writes columns 2t and 2t + 1 of row g: rows 2t and 2t + 1 of what came, column g.
-  for (int i = 0; i < Count; ++i) {
+  for (int i = 0; i < 4; ++i) {
     uint32_t pair = 0;
     for (int j = 0; j < 2; ++j)
       pair |= (exchange[warp][(lane % 4 * 2 + j) * 4 + lane / 8][i] >> 16 * (lane / 4 % 2) & 0xFFFF) << 16 * j;
