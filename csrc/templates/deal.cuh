@@ -91,8 +91,7 @@ LOWBIT_HOST_DEVICE constexpr MeetingDeal deal_to_clusters(int tasks, int stages,
 }
 
 constexpr int kMostMeet = 4;  // blocks of a cluster whose sums meet
-// The same of a tile: sums of more would take too much of shared memory; and of 256 tokens three or four blocks were
-// slower than pairs that share x (docs/notes/gemm-sm90.md, version 81).
+// The same of a tile: sums of more would take too much of shared memory beside x, which those of 256 tokens lie over.
 LOWBIT_HOST_DEVICE constexpr int most_meet_of(int tokens) {
   return tokens <= 160 || tokens == 256 ? kMostMeet : tokens <= 192 ? 3 : 2;
 }

@@ -136,7 +136,7 @@ def test_tuned_products_are_right(seen, dtype, zeros, act):
 
 def shared_with_others(pw: lowbit.PackedWeight) -> bool:
     """Whether other processes use this GPU too: 100 products take longer than 100 times the fastest one."""
-    x, times = oracle.normal(2048, pw.shape[1]), []
+    x, times = oracle.normal(2048, pw.shape[1], dtype=torch.float16), []
     for _ in range(100):
         torch.cuda.synchronize()
         begin = time.perf_counter()

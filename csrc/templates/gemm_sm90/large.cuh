@@ -218,20 +218,20 @@ struct Large {
       if (Map::kOverX && meet && lane < p.deal.meet && lane != static_cast<int>(ptx::cluster_rank()))
         ptx::arrive_in_cluster(base + Map::kFree, lane);
       release_x(before[0]), release_x(before[1]);
-      float unit[2] = {1.0f, 1.0f};
-      if (kExact) unit[0] = units.now[0] * decoder.factor(), unit[1] = units.now[1] * decoder.factor();
-      finish(part, meet, warp, lane, unit, sum);
+      const float unit[2] = {units.now[0] * decoder.factor(), units.now[1] * decoder.factor()};
+      if (kExact)
+#pragma unroll
+        for (int i = 0; i < Tile::kTokens / 2; ++i) sum[i] *= unit[i / 2 % 2];
+      finish(part, meet, warp, lane, sum);
     }
     turns.end();
   }
 
-  // Stores y of a task, or of the columns that come to this block where its cluster shares the stages; or keeps sums.
-  __device__ __forceinline__ void finish(const Part& part, bool meet, int warp, int lane, const float (&unit)[2],
+  // Stores y of a task, or of the columns that come to this block where its cluster shares the stages (`meet`); or
+  // keeps sums of a part.
+  __device__ __forceinline__ void finish(const Part& part, bool meet, int warp, int lane,
                                          typename Meeting<Tile>::Sums& sum) const {
     const auto sums = [&](int column, int i) { return sum[4 * column + i]; };
-    if (kExact)
-#pragma unroll
-      for (int i = 0; i < Tile::kTokens / 2; ++i) sum[i] *= unit[i / 2 % 2];
     uint32_t own = ~0u;
     if (Map::kMostMeet > 1 && meet) {
       // Why a shuffle: else all that follows from the number would be found before the first stage, and kept.

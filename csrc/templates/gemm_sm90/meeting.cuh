@@ -1,6 +1,7 @@
-// Where sums of a task meet whose stages the blocks of a cluster share (deal.cuh): every so-manieth column of all rows
-// or pair of them, comes to each of them, in whose shared memory it lies [block that sent it][row
-// tile][column][lane][4].
+// Where sums of a task meet whose stages the blocks of a cluster share (deal.cuh): every so-manieth column of all rows,
+// or pair of columns, comes to each of them, in whose shared memory it lies
+//
+//   [block that sent it][row tile][column][lane][4]
 #pragma once
 #include <cstdint>
 
