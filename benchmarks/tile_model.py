@@ -19,7 +19,7 @@ native = load("deal_math")
 BYTES_PER_US = 4.3e6
 BLOCKS, PAIRS, CLUSTERS = 132, 66, [0, 132, 66, 39, 30]  # as plan.h has it of an H200
 #: What sums that meet cost, in parts of what a second kernel does: with 256 tokens, with fewer.
-MEET_OF_256, MEET = 0.9, 0.3
+MEET_OF_256, MEET = 0.4, 0.3
 
 
 class Work(NamedTuple):
@@ -40,9 +40,9 @@ def work_of(tile: int, n: int, k: int, m: int, bits: int) -> Work:
     steps, blocks, tiles = -(-k // 128), -(-n // 128), -(-m // tile)
     tasks, pairs, paired = blocks * tiles, (blocks + 1) // 2 * tiles, tile == 256
     if paired:
-        dealt = native.best_deal_of_pairs(pairs, tasks, steps, PAIRS)
+        dealt = native.best_deal_of_pairs(pairs, tasks, steps, CLUSTERS, native.kMostMeet)
     else:
-        dealt = native.best_deal(tasks, steps, CLUSTERS, native.most_meet_of(tile), native.kMeetSaves)
+        dealt = native.best_deal(tasks, steps, CLUSTERS, native.kMostMeet, native.kMeetSaves)
     in_parts, longest, meet = dealt[4], dealt[5], dealt[8]
     average = (pairs / PAIRS if paired and meet == 1 else tasks / BLOCKS) * steps
     ends = 1.0 if in_parts else (MEET_OF_256 if paired else MEET) if meet > 1 else 0.0

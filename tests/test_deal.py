@@ -165,28 +165,29 @@ def test_the_best_deal_is_no_longer_than_allowed(native, sizes, most_meet, allow
         (64, 64, 2),  # 8192 x 8192: 32 stages, by pairs too, but those in parts
         (64, 224, 2),  # 8192 x 28672
         (56, 64, 1),  # 7168 x 8192: 32 stages, by pairs 28
-        (36, 28, 1),  # 4608 x 3584: 14 stages, by pairs 10
+        (36, 28, 3),  # 4608 x 3584: 10 stages, by pairs 8, but those in parts
+        (28, 112, 1),  # 3584 x 14336: 28 stages by 4, by pairs 24
         (128, 64, 1),  # 8192 x 8192, twice as many rows of x: a whole task for each of 64 pairs
         (448, 64, 1),  # 57344 x 8192
         (80, 64, 1),  # 10240 x 8192: more tasks than clusters
     ],
 )
 def test_blocks_of_256_tokens_share_k_where_that_saves_a_kernel(native, rows, stages, meet):
-    found = dict(zip(NAMES, native.best_deal_of_pairs(-(-rows // 2), rows, stages, H200[2]), strict=True))
+    found = dict(zip(NAMES, native.best_deal_of_pairs(-(-rows // 2), rows, stages, H200, 4), strict=True))
     assert found["meet"] == meet
 
 
-@given(rows=st.integers(1, 800), stages=st.integers(1, 120), blocks=st.integers(2, 140))
-def test_tasks_of_pairs_or_of_clusters_are_all_dealt_out(native, rows, stages, blocks):
-    pairs = -(-rows // 2)
-    found = dict(zip(NAMES, native.best_deal_of_pairs(pairs, rows, stages, blocks // 2), strict=True))
+@given(rows=st.integers(1, 800), stages=st.integers(1, 120), blocks=st.integers(2, 140), most_meet=st.integers(1, 4))
+def test_tasks_of_pairs_or_of_clusters_are_all_dealt_out(native, rows, stages, blocks, most_meet):
+    pairs, clusters = -(-rows // 2), (0, blocks, blocks // 2, blocks // 3, blocks // 4)
+    found = dict(zip(NAMES, native.best_deal_of_pairs(pairs, rows, stages, clusters, most_meet), strict=True))
     by_pairs = deal(native, (pairs, stages, blocks // 2, True))
     if found["meet"] == 1:
         assert found == by_pairs
     else:
         assert found["rounds"] * found["workers"] + found["left"] == rows and not found["in_parts"]
-        most = by_pairs["longest"] - (0 if by_pairs["in_parts"] else 6)
-        assert found["workers"] <= blocks and found["longest"] <= most
+        most = by_pairs["longest"] + (3 if by_pairs["in_parts"] else -3)
+        assert found["meet"] <= most_meet and found["workers"] <= blocks and found["longest"] < most
 
 
 @given(row_blocks=st.integers(1, 40), token_tiles=st.integers(1, 40))

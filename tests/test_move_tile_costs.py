@@ -37,9 +37,8 @@ def test_files_of_each_kind_become_products(tmp_path):
 def test_moved_constants_choose_the_faster_tile():
     """Of n128 and n256 the plan would take the one that a device finds slower, by a prediction 2% less."""
     product, before = (8192, 8192, 256, 5), moving.costs()
-    chosen = min((128, 256), key=lambda tile: moving.predict(before[tile], tile, product))
-    other = 384 - chosen
-    times = {chosen: moving.predict(before[chosen], chosen, product) * 1.1}
-    times[other] = times[chosen] / 1.2
+    us = {tile: moving.predict(before[tile], tile, product) for tile in (128, 256)}
+    before[128]["start"] += us[256] / 0.98 - us[128]
+    times = {256: us[256] * 1.1, 128: us[256] * 1.1 / 1.2}
     after = moving.descend(before, [(product, times, 1.0)])
     assert moving.lost(before, product, times) == pytest.approx(0.2) and moving.lost(after, product, times) == 0

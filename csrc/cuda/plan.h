@@ -70,8 +70,10 @@ constexpr float kNever = 1e30f;  // the tile does not hold the product
 // 256 tokens, else 128; `parts` are added where tasks are in parts. Fitted by benchmarks/fit_tile_costs.py to
 // products on an H200 (2026-11-22: fp16, group 128, int1 to int8, 4608 x 3584 to 57344 x 8192; tiles of up to 48 tokens
 // to 1100 of 15 shapes, 1 to 64 rows of x, all above 16 to 2178, of 15 shapes with int4 and of six with the rest, up to
-// 2048 rows; that of 144 to 262), off by 3 to 6% (root of mean square); for 95% of 548 products with several tiles the
-// tile with the least is within 5% of the fastest one, 0.6% slower on average, 19% at worst.
+// 2048 rows; that of 144 to 262), off by 3 to 6% (root of mean square). From 96 tokens on they were then moved by
+// benchmarks/move_tile_costs.py to what chooses best, of 820 products with 24 to 2048 rows (2026-11-25, tiles_*.json and
+// tune_*_int.json of an H200 and an H100): the tile with the least is 0.2 to 1.2% slower than the fastest one on
+// average of each file, 13% at worst.
 struct TileCost {
   int tokens, rows, workers;  // workers: index into clusters
   float start, parts, hot;
@@ -81,13 +83,13 @@ constexpr TileCost kTileCosts[] = {
     {32, 128, 0, 2.6f, 1.3f, 0.09f, {0.27f, 0.28f, 0.38f, 0.31f, 0.43f, 0.43f, 0.48f, 0.37f}},
     {48, 128, 0, 1.5f, 3.0f, 0.03f, {0.37f, 0.37f, 0.48f, 0.40f, 0.53f, 0.55f, 0.60f, 0.54f}},
     {64, 128, 0, 1.7f, 2.5f, 0.09f, {0.44f, 0.43f, 0.53f, 0.47f, 0.55f, 0.58f, 0.63f, 0.54f}},
-    {96, 128, 0, 0.8f, 4.0f, 0.09f, {0.58f, 0.56f, 0.70f, 0.63f, 0.70f, 0.72f, 0.78f, 0.70f}},
-    {128, 128, 0, 0.8f, 4.7f, 0.09f, {0.72f, 0.71f, 0.83f, 0.78f, 0.88f, 0.90f, 0.96f, 0.87f}},
-    {144, 128, 0, 1.4f, 5.6f, 0.12f, {0.84f, 0.81f, 0.94f, 0.90f, 1.02f, 1.03f, 1.10f, 1.01f}},
-    {160, 128, 0, 0.8f, 6.5f, 0.08f, {0.92f, 0.87f, 1.00f, 0.96f, 1.07f, 1.10f, 1.16f, 1.05f}},
-    {192, 128, 0, 0.8f, 7.7f, 0.13f, {1.07f, 0.99f, 1.13f, 1.07f, 1.19f, 1.21f, 1.29f, 1.15f}},
-    {208, 128, 0, 0.8f, 8.6f, 0.08f, {1.16f, 1.10f, 1.25f, 1.20f, 1.32f, 1.35f, 1.43f, 1.29f}},
-    {256, 256, 1, 0.8f, 9.3f, 0.09f, {1.38f, 1.33f, 1.38f, 1.44f, 1.48f, 1.51f, 1.56f, 1.52f}},
+    {96, 128, 0, 0.8f, 4.6f, 0.10f, {0.57f, 0.55f, 0.69f, 0.62f, 0.71f, 0.73f, 0.79f, 0.71f}},
+    {128, 128, 0, 0.8f, 7.3f, 0.09f, {0.72f, 0.71f, 0.83f, 0.78f, 0.89f, 0.91f, 0.97f, 0.88f}},
+    {144, 128, 0, 1.4f, 6.4f, 0.10f, {0.80f, 0.77f, 0.89f, 0.85f, 0.97f, 0.98f, 1.04f, 0.96f}},
+    {160, 128, 0, 0.8f, 7.5f, 0.06f, {0.92f, 0.87f, 1.00f, 0.96f, 1.07f, 1.10f, 1.16f, 1.05f}},
+    {192, 128, 0, 0.8f, 11.1f, 0.11f, {1.07f, 0.99f, 1.13f, 1.07f, 1.17f, 1.19f, 1.27f, 1.13f}},
+    {208, 128, 0, 0.8f, 8.6f, 0.08f, {1.13f, 1.07f, 1.21f, 1.16f, 1.30f, 1.33f, 1.41f, 1.27f}},
+    {256, 256, 1, 0.8f, 9.3f, 0.07f, {1.38f, 1.33f, 1.38f, 1.44f, 1.48f, 1.51f, 1.56f, 1.52f}},
 };
 constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
 
@@ -143,9 +145,9 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
   // Clusters of 3 and 4 as of an H200: the last part of a GPU may be too small for one.
   const int two = q.clusters[1];
   const MostClusters clusters = {{0, most, two, two * 3 / 5, two * 15 / 32}};
-  const int all = static_cast<int>(tasks), each = static_cast<int>(steps), meet = most_meet_of(cost.tokens);
-  const MeetingDeal dealt = paired ? best_deal_of_pairs(static_cast<int>(pairs), all, each, two)
-                                   : best_deal(all, each, clusters, meet, kMeetSaves);
+  const int all = static_cast<int>(tasks), each = static_cast<int>(steps);
+  const MeetingDeal dealt = paired ? best_deal_of_pairs(static_cast<int>(pairs), all, each, clusters, kMostMeet)
+                                   : best_deal(all, each, clusters, kMostMeet, kMeetSaves);
   const bool in_pairs = paired && dealt.meet == 1;
   const float longest = static_cast<float>(dealt.longest());
   const float average = static_cast<float>(in_pairs ? pairs : tasks) * static_cast<float>(steps) /
@@ -153,10 +155,9 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
   const float work = std::max(longest, average * (1 + cost.hot)) * cost.step[q.bits - 1] * extra_work(q, cost.tokens);
   // Sums that meet cost three tenths of what a second kernel does: 220 products of 24 to 256 rows (int2, int4, int8),
   // of which the tile with the least is within 5% of the fastest one in 99%, 0.2% slower on average
-  // (tiles_20261124.json, _int2_int8).
-  // Of 256 tokens they cost nine tenths: int8 at 8192 x 8192, 256 rows, 61.2 us, n128 58.8; int5 58.0 and 60.8 (version
-  // 81 of docs/notes/gemm-sm90.md).
-  const float met = (paired ? 0.9f : 0.3f) * cost.parts;
+  // (tiles_20261124.json, _int2_int8). Of 256 tokens they cost four tenths: 168 products on an H100, of 128 to 1000
+  // rows (nvidia-h100-80gb-hbm3/tiles_20261125.json).
+  const float met = (paired ? 0.4f : 0.3f) * cost.parts;
   const float ends = dealt.in_parts() ? cost.parts : dealt.meet > 1 ? met : 0.0f;
   return cost.start + std::max(work, memory_us(q)) + ends;
 }

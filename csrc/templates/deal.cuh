@@ -91,10 +91,6 @@ LOWBIT_HOST_DEVICE constexpr MeetingDeal deal_to_clusters(int tasks, int stages,
 }
 
 constexpr int kMostMeet = 4;  // blocks of a cluster whose sums meet
-// The same of a tile: sums of more would take too much of shared memory beside x, which those of 256 tokens lie over.
-LOWBIT_HOST_DEVICE constexpr int most_meet_of(int tokens) {
-  return tokens <= 160 || tokens == 256 ? kMostMeet : tokens <= 192 ? 3 : 2;
-}
 // How many times 128 k more the busiest block may have, so that sums meet. Measured on an H200, 15 shapes, tiles of 32
 // to 128 tokens: it is 3 to 9 times 128 k for which both take as long (docs/notes/gemm-sm90.md, version 77).
 constexpr int kMeetSaves = 5;
@@ -120,17 +116,21 @@ LOWBIT_HOST_DEVICE constexpr MeetingDeal best_deal(int tasks, int stages, const 
 
 // Stages of 256 tokens that a second kernel costs, and sums that meet. Measured on an H200, int4 at 256 rows (version
 // 81): 8192 x 8192 by pairs 57.4 us, by blocks that share K 55.9, both 32 stages; 7168 x 8192 28 stages by pairs 53.9,
-// 32 by blocks 55.1; 8192 x 28672 112 both, 178.1 and 175.7.
-constexpr int kPairPartsCost = 6, kPairMeetCost = 5;
+// 32 by blocks 55.1; 8192 x 28672 112 both, 178.1 and 175.7. On an H100 (version 86): 4608 x 3584 8 stages by pairs
+// 22.1, 10 by three blocks 20.4; 3584 x 14336 24 by pairs 44.1, 28 by four 45.3.
+constexpr int kPairPartsCost = 6, kPairMeetCost = 3;
 
-// Of a tile whose two blocks of a cluster share x, each with rows of its own (`pairs`: tasks of both), or share the
-// stages of one block's rows (`rows`: tasks of those).
-LOWBIT_HOST_DEVICE constexpr MeetingDeal best_deal_of_pairs(int pairs, int rows, int stages, int most_pairs) {
-  const MeetingDeal by_pairs{deal(pairs, stages, most_pairs, true)};
-  const MeetingDeal shared = deal_to_clusters(rows, stages, most_pairs, 2);
-  const bool possible = shared.workers > 0 && shared.left() > 0;
-  const int longest = by_pairs.longest() + (by_pairs.in_parts() ? kPairPartsCost : 0);
-  return possible && shared.longest() + kPairMeetCost < longest ? shared : by_pairs;
+// Of a tile whose two blocks of a cluster share x, each with rows of its own (`pairs`: tasks of both); or blocks of a
+// cluster share the stages of one block's rows (`rows`: tasks of those).
+LOWBIT_HOST_DEVICE constexpr MeetingDeal best_deal_of_pairs(int pairs, int rows, int stages, const MostClusters& most,
+                                                            int most_meet) {
+  MeetingDeal best{deal(pairs, stages, most.of[2], true)};
+  int longest = best.longest() + (best.in_parts() ? kPairPartsCost : 0) - kPairMeetCost;
+  for (int meet = 2; meet <= most_meet; ++meet) {
+    const MeetingDeal other = deal_to_clusters(rows, stages, most.of[meet], meet);
+    if (other.workers > 0 && other.left() > 0 && other.longest() < longest) best = other, longest = other.longest();
+  }
+  return best;
 }
 
 // Stages begin .. end - 1 of a task; place: 0 for the first part that a worker has of tasks left over, 1 for the

@@ -33,6 +33,14 @@ static std::array<int, 9> numbers_of(const lowbit::MeetingDeal& d) {
   return {d.workers, d.rounds, d.left(), d.sharers, d.in_parts(), d.longest(), d.cut.each, d.cut.more, d.meet};
 }
 
+using MostOf = std::array<int, lowbit::kMostMeet + 1>;
+
+static lowbit::MostClusters clusters_of(const MostOf& most) {
+  lowbit::MostClusters clusters{};
+  std::copy(most.begin(), most.end(), clusters.of);
+  return clusters;
+}
+
 PYBIND11_MODULE(deal_math, m) {
   m.def("parts",
         [](int tasks, int stages, int most, bool even) { return parts_of(lowbit::deal(tasks, stages, most, even)); });
@@ -50,16 +58,13 @@ PYBIND11_MODULE(deal_math, m) {
     return parts_of(lowbit::deal_to_clusters(tasks, stages, clusters, meet));
   });
   // most: clusters of 0 (none), 1, 2, 3, 4 blocks.
-  m.def("best_deal",
-        [](int tasks, int stages, std::array<int, lowbit::kMostMeet + 1> most, int most_meet, int allowance) {
-          lowbit::MostClusters clusters{};
-          std::copy(most.begin(), most.end(), clusters.of);
-          return numbers_of(lowbit::best_deal(tasks, stages, clusters, most_meet, allowance));
-        });
-  m.def("best_deal_of_pairs", [](int pairs, int rows, int stages, int most_pairs) {
-    return numbers_of(lowbit::best_deal_of_pairs(pairs, rows, stages, most_pairs));
+  m.def("best_deal", [](int tasks, int stages, const MostOf& most, int most_meet, int allowance) {
+    return numbers_of(lowbit::best_deal(tasks, stages, clusters_of(most), most_meet, allowance));
   });
-  m.def("most_meet_of", lowbit::most_meet_of);
+  m.def("best_deal_of_pairs", [](int pairs, int rows, int stages, const MostOf& most, int most_meet) {
+    return numbers_of(lowbit::best_deal_of_pairs(pairs, rows, stages, clusters_of(most), most_meet));
+  });
+  m.attr("kMostMeet") = lowbit::kMostMeet;
   m.attr("kMeetSaves") = lowbit::kMeetSaves;
   m.def("spot_of", [](int task, int row_blocks, int token_tiles) {
     const lowbit::Spot spot = lowbit::spot_of(task, row_blocks, token_tiles);

@@ -63,11 +63,14 @@ int main() {
   run<Int<2>, __half, 128>({136, 600, 200, 128, kZero, kFp16, 8, 90}, 2);
   run<Int<6>, __half, 128>({260, 500, 100, 64, kZero, kFp16, 12, 90}, 4);
   run<Int<7>, __half, 128>({120, 3400, 120, 128, kNone, kFp16, 2, 90}, 2);
+  // Of 144 tokens and more, where x of the cluster was.
   run<Int<4>, __half, 144>({136, 900, 140, 128, kNone, kFp16, 8, 90}, 4);
+  run<Int<8>, __nv_bfloat16, 160>({270, 2100, 150, 128, kNone, kBf16, 9, 90}, 3);
   run<Int<3>, __half, 208>({264, 300, 209, 256, kNone, kFp16, 4, 90}, 2);
   run<Float<3, 2>, __half, 192>({100, 700, 170, 128, kNone, kFp16, 2, 90}, 2);
-  run<Int<4>, __half, 192>({100, 700, 170, 128, kNone, kFp16, 3, 90}, 3);
-  // Of 256 tokens, where x of the cluster was.
+  run<Int<8>, __half, 192>({100, 700, 170, 128, kNone, kFp16, 4, 90}, 4);
+  run<Int<7>, __half, 208>({264, 1900, 190, 128, kNone, kFp16, 9, 90}, 3);
+  run<Int<4>, __half, 208>({136, 900, 208, 128, kNone, kFp16, 8, 90}, 4);
   run<Int<4>, __half, 256>({300, 1000, 250, 128, kNone, kFp16, 6, 90}, 2);
   run<Int<7>, __nv_bfloat16, 256>({130, 1700, 200, 128, kZero, kBf16, 4, 90}, 2);
   run<Int<8>, __half, 256>({260, 2100, 256, -1, kNone, kFp16, 8, 90}, 2);

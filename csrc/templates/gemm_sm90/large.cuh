@@ -43,20 +43,9 @@ struct LargeMap {
   static constexpr int kXFull = kWEmpty + 8 * kWDepth, kXEmpty = kXFull + 8 * kXDepth;
   static constexpr int kMet = kXEmpty + 8 * kXDepth, kFree = kMet + 8;
   static constexpr int kTable = (kFree + 8 + 127) / 128 * 128;  // of a codebook
-  // Where blocks of a cluster share a task, their sums meet behind the first places of x. Those of 256 tokens take too
-  // much for that: they come to where x was, when all warps of the others have told that they are done (kFree).
-  static constexpr bool kOverX = Tile::kCluster > 1;
-  static constexpr int meet_depth(int blocks) {
-    const int places = (meeting_room(Tile::kRowTiles, Tile::kColumns, blocks) + kXBytes - 1) / kXBytes;
-    return kOverX && places <= kXDepth ? kXDepth : kXDepth - places;
-  }
-  static constexpr int most_meet() {
-    int most = most_meet_of(Tile::kTokens);
-    while (most > 1 && meet_depth(most) < 4) --most;
-    return most;
-  }
-  static constexpr int kMostMeet = most_meet(), kMeetDepth = meet_depth(kMostMeet);
-  static constexpr int kMeeting = kOverX ? 0 : kMeetDepth * kXBytes;
+  // Where blocks of a cluster share a task, their sums meet where x was, when all warps of the others have told that they
+  // are done with it (kFree). Why not beside x: there is no room for those of more than two blocks and 192 tokens.
+  static_assert(meeting_room(Tile::kRowTiles, Tile::kColumns, kMostMeet) <= kXDepth * kXBytes);
   static_assert(kXDepth >= 5 && kTable + Stage::kTable + 1024 <= kSharedTwoRings);
 };
 
@@ -214,8 +203,8 @@ struct Large {
         w.next();
       }
       ptx::wait_products<0>();
-      const bool meet = Map::kMostMeet > 1 && p.deal.meet > 1 && part.end - part.begin < p.deal.stages;
-      if (Map::kOverX && meet && lane < p.deal.meet && lane != static_cast<int>(ptx::cluster_rank()))
+      const bool meet = p.deal.meet > 1 && part.end - part.begin < p.deal.stages;
+      if (meet && lane < p.deal.meet && lane != static_cast<int>(ptx::cluster_rank()))
         ptx::arrive_in_cluster(base + Map::kFree, lane);
       release_x(before[0]), release_x(before[1]);
       const float unit[2] = {units.now[0] * decoder.factor(), units.now[1] * decoder.factor()};
@@ -233,10 +222,10 @@ struct Large {
                                          typename Meeting<Tile>::Sums& sum) const {
     const auto sums = [&](int column, int i) { return sum[4 * column + i]; };
     uint32_t own = ~0u;
-    if (Map::kMostMeet > 1 && meet) {
+    if (meet) {
       // Why a shuffle: else all that follows from the number would be found before the first stage, and kept.
-      const Meeting<Tile> meeting{base + Map::kMeeting, base + Map::kMet, __shfl_sync(~0u, p.deal.meet, 0), warp, lane};
-      if (Map::kOverX) ptx::barrier_wait(base + Map::kFree, 0);
+      const Meeting<Tile> meeting{base, base + Map::kMet, __shfl_sync(~0u, p.deal.meet, 0), warp, lane};
+      ptx::barrier_wait(base + Map::kFree, 0);
       meeting.hand_in(sum);
       own = meeting.add_up(sum);
     } else if (part.end - part.begin < p.deal.stages) {

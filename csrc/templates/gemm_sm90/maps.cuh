@@ -37,19 +37,18 @@ inline bool describe(const Launch& launch, CUtensorMap& map, CUtensorMapDataType
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Bytes for stages of a narrow tile; of others how many stages, or places of x, a ring has, and where sums meet; and of
-// how many blocks they do.
+// Bytes for stages of a narrow tile; of others how many stages, or places of x, a ring has, and where sums meet.
 struct Room {
-  int bytes, depth, meet_depth, most_meet;
+  int bytes, depth, meet_depth;
 };
 template <class Weight, class Tile, class Form>
 constexpr Room room_of() {
   if constexpr (Tile::kLarge) {
     using Map = LargeMap<Weight, Tile, Form>;
-    return {0, Map::kXDepth, Map::kMeetDepth, Map::kMostMeet};
+    return {0, Map::kXDepth, Map::kXDepth};
   } else {
     using Map = gemm_sm90::Map<Stage<Weight, Tile, Form>>;
-    return {Map::kRoom, Map::kDepth, Map::kMeetDepth, kMostMeet};
+    return {Map::kRoom, Map::kDepth, Map::kMeetDepth};
   }
 }
 
@@ -86,11 +85,11 @@ inline MeetingDeal deal_of(const Traits& traits, int tasks, int pairs, int stage
   const MostClusters clusters = {{0, most[0], most[1], most[4], most[2]}};
   const bool paired = traits.cluster == 2;
   const int meet = launch.forced.parts ? launch.forced.blocks : 0;
-  const int most_meet = launch.same_sums ? std::min(2, traits.room.most_meet) : traits.room.most_meet;
+  const int most_meet = launch.same_sums ? 2 : kMostMeet;
   if (meet > most_meet) return {};
   if (meet > 1) return deal_to_clusters(tasks, stages, clusters.of[meet], meet);
   if (meet == 1) return MeetingDeal{deal(paired ? pairs : tasks, stages, clusters.of[traits.cluster], true)};
-  return paired ? best_deal_of_pairs(pairs, tasks, stages, most[1])
+  return paired ? best_deal_of_pairs(pairs, tasks, stages, clusters, most_meet)
                 : best_deal(tasks, stages, clusters, most_meet, kMeetSaves / traits.steps);
 }
 
