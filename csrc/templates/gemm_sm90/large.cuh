@@ -43,8 +43,8 @@ struct LargeMap {
   static constexpr int kXFull = kWEmpty + 8 * kWDepth, kXEmpty = kXFull + 8 * kXDepth;
   static constexpr int kMet = kXEmpty + 8 * kXDepth, kFree = kMet + 8;
   static constexpr int kTable = (kFree + 8 + 127) / 128 * 128;  // of a codebook
-  // Where blocks of a cluster share a task, their sums meet where x was, when all warps of the others have told that they
-  // are done with it (kFree). Why not beside x: there is no room for those of more than two blocks and 192 tokens.
+  // Where blocks of a cluster share a task, their sums meet where x was, when all warps of the others have told that
+  // they are done with it (kFree). Why not beside x: there is no room for those of more than two blocks and 192 tokens.
   static_assert(meeting_room(Tile::kRowTiles, Tile::kColumns, kMostMeet) <= kXDepth * kXBytes);
   static_assert(kXDepth >= 5 && kTable + Stage::kTable + 1024 <= kSharedTwoRings);
 };
