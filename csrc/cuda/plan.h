@@ -71,8 +71,8 @@ constexpr float kNever = 1e30f;  // the tile does not hold the product
 // products on an H200 (2026-11-22: fp16, group 128, int1 to int8, 4608 x 3584 to 57344 x 8192; tiles of up to 48 tokens
 // to 1100 of 15 shapes, 1 to 64 rows of x, all above 16 to 2178, of 15 shapes with int4 and of six with the rest, up to
 // 2048 rows; that of 144 to 262), off by 3 to 6% (root of mean square). From 96 tokens on they were then moved by
-// benchmarks/move_tile_costs.py to what chooses best, of 820 products with 24 to 2048 rows (2026-11-25, tiles_*.json and
-// tune_*_int.json of an H200 and an H100): the tile with the least is 0.2 to 1.2% slower than the fastest one on
+// benchmarks/move_tile_costs.py to what chooses best, of 820 products with 24 to 2048 rows (2026-11-25, tiles_*.json
+// and tune_*_int.json of an H200 and an H100): the tile with the least is 0.2 to 1.2% slower than the fastest one on
 // average of each file, 13% at worst.
 struct TileCost {
   int tokens, rows, workers;  // workers: index into clusters
