@@ -4,16 +4,19 @@
     python benchmarks/bench_matmul.py --shapes models --ms 1,2,4,8,13,16 --types int4 --peers cublas,marlin,machete
     python benchmarks/plot_matmul.py benchmarks/results/nvidia-h200/matmul_20261121_1200.json
 
-Each answer is verified before it is timed. benchmarks/README.md says how and what the result file holds.
+Each answer is verified before it is timed, all sides in turns, in random order. benchmarks/README.md says how and what
+the result file holds.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import sys
 import time
+from typing import NamedTuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE] if HERE not in sys.path else []
@@ -30,6 +33,8 @@ from lowbit.commands.selftest import TOLERANCE  # noqa: E402
 from lowbit.dtypes import WEIGHT_TYPES  # noqa: E402
 from lowbit.errors import LowbitError  # noqa: E402
 from lowbit.scheme import SCALE_TYPES  # noqa: E402
+
+ROUNDS = 7  # of turns that are kept
 
 
 def options(argv: list[str]) -> argparse.Namespace:
@@ -56,9 +61,14 @@ def options(argv: list[str]) -> argparse.Namespace:
     )
     add("--peers", type=report.names, default=[], help=f"{', '.join(peers_gpu.PEERS)}, or all (none)")
     add("--deadline", type=float, default=math.inf, help="seconds after which nothing new is begun")
-    add("--least-ms", type=float, default=15, help="ms of replays in each of 7 trials (15)")
+    add("--least-ms", type=float, default=15, help="ms of replays of each side, in each of 7 rounds (15)")
     # Why: power limits large products, and how long the device had to cool down would decide who is faster.
-    add("--heat-ms", type=float, default=320, help="ms of replays before those of products of 96 rows and more (320)")
+    add(
+        "--heat-ms",
+        type=float,
+        default=320,
+        help="ms of replays of all sides before those of products of 96 rows and more (320)",
+    )
     add("--device", help="folder under benchmarks/results (from the device's name)")
     add("--out", help="result file (benchmarks/results/<device>/matmul_<date>.json); '-' for none")
     add("--dry", action="store_true", help="on the CPU, where the times say nothing: to try the options")
@@ -77,6 +87,15 @@ def options(argv: list[str]) -> argparse.Namespace:
     return args
 
 
+class Opened(NamedTuple):
+    """A side with its copies of a weight; ``exact``: y of all rows of x in float64, where that is known."""
+
+    side: peers_gpu.Side
+    ready: peers_gpu.Ready
+    x: torch.Tensor
+    exact: torch.Tensor | None
+
+
 class Run:
     """What has been measured so far, and what was left out."""
 
@@ -89,53 +108,87 @@ class Run:
     def late(self) -> bool:
         return time.monotonic() - self.begin > self.args.deadline
 
+    @contextlib.contextmanager
+    def spared(self, where: str):
+        """What fails is left out. Why so wide: one side that fails must not cost the run of all the others."""
+        try:
+            yield
+        except Exception as why:
+            self.skipped.setdefault(where, f"{type(why).__name__}: {why}".splitlines()[0])
+
     def shape(self, n: int, k: int, sides: list) -> None:
-        cache = 0 if self.args.dry else gpu_timing.cache_bytes()
+        if self.late():
+            self.skipped |= {f"{side.name} {side.act} {n}x{k}": "the deadline had passed" for side in sides}
+            return
+        cache, start = 0 if self.args.dry else gpu_timing.cache_bytes(), time.monotonic()
         problem = peers_gpu.Problem.make(
             n, k, self.device, lambda nbytes: 2 if self.args.dry else gpu_timing.copies_for(nbytes, cache)
         )
         generator = torch.Generator(device=self.device).manual_seed(1)
         tokens = torch.randn(max(self.args.ms), k, generator=generator, device=self.device)
+        opened = []
+        for side in sides:
+            with self.spared(f"{side.name} {side.act} {n}x{k}"):
+                ready, x = side.open(problem), tokens.to(side.x_type)
+                exact = None if ready.reference is None else exact_product(x, ready.reference)
+                opened.append(Opened(side, ready, x, exact))
+        for m in self.args.ms:
+            if self.late():
+                self.skipped[f"{n}x{k} M={m}"] = "the deadline had passed"
+                continue
+            self.products(problem, m, [one for one in opened if one.side.serves(m)])
         for side in sides:
             where = f"{side.name} {side.act} {n}x{k}"
-            if self.late():
-                self.skipped[where] = "the deadline had passed"
-                continue
-            start = time.monotonic()
-            try:
-                self.side(side, problem, tokens)
-            except Exception as why:  # Why so wide: one side that fails must not cost the run of all the others.
-                self.skipped[where] = f"{type(why).__name__}: {why}".splitlines()[0]
-            done = report.line(self.rows, side.name, side.act, (n, k)) or self.skipped.get(where, "")
-            progress(f"{where}: {done} ({time.monotonic() - start:.1f} s)")
+            progress(f"{where}: {report.line(self.rows, side.name, side.act, (n, k)) or self.skipped.get(where, '')}")
+        progress(f"{n}x{k}: {time.monotonic() - start:.1f} s")
 
-    def side(self, side, problem, tokens) -> None:
-        ready = side.open(problem)
-        x_all = tokens.to(side.x_type)
-        exact = None if ready.reference is None else exact_product(x_all, ready.reference)
-        for m in filter(side.serves, self.args.ms):
-            x = x_all[:m].contiguous()
-            ready.prepare(x)
-            found = None if exact is None else error(ready.calls[0](x), exact[:m])
-            # Why not for one that is wrong: its time means nothing.
-            wrong = side.judged and not found <= TOLERANCE[side.act]
-            timing = None
-            if not wrong:
-                calls = [lambda call=call, x=x: call(x) for call in ready.calls]
-                heat = self.args.heat_ms if m >= 96 else 0
-                if self.args.dry:
-                    timing = gpu_timing.host_us(calls, self.args.least_ms)
-                else:
-                    timing = gpu_timing.graph_us(calls, self.args.least_ms, heat_ms=heat)
-            moved = ready.nbytes + m * (problem.n + problem.k) * x.element_size()
-            self.rows.append({
-                "side": side.name, "family": side.family, "weight": side.dtype, "bits": side.bits, "act": side.act,
-                "tile": side.variant, "shape": [problem.n, problem.k], "m": m, "group": side.group,
-                "zeros": getattr(side, "zeros", None), "copies": len(ready.calls), "bytes": moved, "err": found,
-                "wrong": wrong, "us": timing and round(timing.us, 3), "least_us": timing and round(timing.least, 3),
-                "most_us": timing and round(timing.most, 3), "how": timing and timing.how,
-                "tbs": timing and round(moved / timing.us * 1e-6, 3),
-            })  # fmt: skip
+    def products(self, problem, m: int, opened: list[Opened]) -> None:
+        """Verifies the products of all sides with m rows of x, then times them in turns."""
+        errors, ready_to_time = {}, {}
+        with contextlib.nullcontext() if self.args.dry else on_a_stream():
+            for one in opened:
+                with self.spared(f"{one.side.name} {one.side.act} {problem.n}x{problem.k}"):
+                    x = one.x[:m].contiguous()
+                    one.ready.prepare(x)
+                    found = None if one.exact is None else error(one.ready.calls[0](x), one.exact[:m])
+                    # Why not timed if it is wrong: its time means nothing.
+                    if not one.side.judged or found <= TOLERANCE[one.side.act]:
+                        calls = [lambda call=call, x=x: call(x) for call in one.ready.calls]
+                        dry = (gpu_timing.loop_of(calls), "host")
+                        ready_to_time[one.side] = dry if self.args.dry else gpu_timing.all_at_once(calls)
+                    errors[one.side] = found
+            times = gpu_timing.in_turns(
+                {side: once for side, (once, _) in ready_to_time.items()},
+                self.args.least_ms,
+                ROUNDS,
+                self.args.heat_ms if m >= 96 and not self.args.dry else 0,
+                gpu_timing.host_stopwatch if self.args.dry else gpu_timing.stopwatch,
+            )
+        for one in (one for one in opened if one.side in errors):
+            timing, calls = None, len(one.ready.calls)
+            if one.side in times:
+                timing = gpu_timing.summary(times[one.side], calls, ready_to_time[one.side][1])
+            self.rows.append(row_of(one, problem, m, errors[one.side], timing))
+
+
+def on_a_stream():
+    """A stream of its own, which graphs need, after what the one before has begun."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    return torch.cuda.stream(stream)
+
+
+def row_of(one: Opened, problem, m: int, found: float | None, timing: gpu_timing.Timing | None) -> dict:
+    """A row of the result file; without a timing where the answer is wrong."""
+    side, moved = one.side, one.ready.nbytes + m * (problem.n + problem.k) * one.x.element_size()
+    return {
+        "side": side.name, "family": side.family, "weight": side.dtype, "bits": side.bits, "act": side.act,
+        "tile": side.variant, "shape": [problem.n, problem.k], "m": m, "group": side.group,
+        "zeros": getattr(side, "zeros", None), "copies": len(one.ready.calls), "bytes": moved, "err": found,
+        "wrong": timing is None, "us": timing and round(timing.us, 3), "least_us": timing and round(timing.least, 3),
+        "most_us": timing and round(timing.most, 3), "how": timing and timing.how,
+        "tbs": timing and round(moved / timing.us * 1e-6, 3),
+    }  # fmt: skip
 
 
 def progress(text: str) -> None:

@@ -40,9 +40,9 @@ MS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 200, 
 #: Kernels that are predicted to take so many times as long as the best one are not timed.
 FAR = 2.0
 ROUNDS = 5
-#: What another kernel than the plan's must gain, twice, to be shipped; more where a device may be at its limit of power,
-#: from so many rows of x on: of 12 ranges there that a second H100 measured too, 6 gained less than 5%, 3 of them by
-#: chance; of the other 6 one did.
+#: What another kernel than the plan's must gain, twice, to be shipped; more where a device may be at its limit of
+#: power, from so many rows of x on: of 12 ranges there that a second H100 measured too, 6 gained less than 5%, 3 of
+#: them by chance; of the other 6 one did.
 GAIN, HOT_GAIN, HOT_ROWS = 1.02, 1.05, 96
 SIDES = ("plan", "default", "tuned")
 
@@ -58,7 +58,11 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--heat-ms", type=float, default=60, help="ms of work before products of 96 rows and more (60)")
     add("--seconds", type=float, default=1.0, help="most seconds of lowbit.tune for each shape and type (1)")
     add("--deadline", type=float, default=math.inf, help="seconds after which nothing new is begun")
-    add("--ship", type=Path, help="add ranges where another kernel than the plan's is 2%% faster (5%% from 96 rows on) to this table")
+    add(
+        "--ship",
+        type=Path,
+        help="add ranges where another kernel than the plan's is 2%% faster (5%% from 96 rows on) to this table",
+    )
     add("--device", help="folder under benchmarks/results (from the device's name)")
     add("--out", help="result file (benchmarks/results/<device>/tune_<date>.json); '-' for none")
     add("--dry", action="store_true", help="without a GPU, by times of a sweep of tiles")

@@ -10,11 +10,13 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
+Name = TypeVar("Name", bound=Hashable)
 #: The copies of a weight take this many bytes at least, and three times the last cache.
 ROTATE_BYTES = 190_000_000
 
@@ -48,18 +50,13 @@ def graph_us(
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         once, how = all_at_once(calls)
-        return _summary(_replays(once, least_ms, trials, heat_ms), len(calls), how)
+        return summary(_replays(once, least_ms, trials, heat_ms), len(calls), how)
 
 
 def all_at_once(calls: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], str]:
     """A graph of the calls, made on the current stream, which is not the default one, and "graph"; or a loop of them,
     and why there can't be a graph."""
-    graph = torch.cuda.CUDAGraph()
-
-    def loop():
-        for call in calls:
-            call()
-
+    graph, loop = torch.cuda.CUDAGraph(), loop_of(calls)
     loop()
     torch.cuda.synchronize()
     try:
@@ -72,6 +69,16 @@ def all_at_once(calls: Sequence[Callable[[], object]]) -> tuple[Callable[[], obj
         torch.cuda.synchronize()
         return loop, f"loop: {str(why).splitlines()[0]}"
     return graph.replay, "graph"
+
+
+def loop_of(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    """All of the calls, one after the other."""
+
+    def loop():
+        for call in calls:
+            call()
+
+    return loop
 
 
 def stopwatch(once: Callable[[], object]) -> Callable[[int], float]:
@@ -89,51 +96,62 @@ def stopwatch(once: Callable[[], object]) -> Callable[[int], float]:
     return timed
 
 
-def in_turns(sides: dict[str, Callable[[], object]], least_ms: float = 8, rounds: int = 8) -> dict[str, float]:
-    """Milliseconds that each of ``sides`` takes on the current stream: all of them in random order, again and again,
-    the median of all rounds but the first two. Why: a device at its limit of power is slower the warmer it is, so that
-    of two sides measured one after the other the first one wins."""
-    watches = {name: stopwatch(once) for name, once in sides.items()}
+def host_stopwatch(once: Callable[[], object]) -> Callable[[int], float]:
+    """The same of what is done when it returns: for a dry run on the CPU."""
+
+    def timed(turns: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(turns):
+            once()
+        return (time.perf_counter() - begin) * 1e3 / turns
+
+    return timed
+
+
+def in_turns(
+    sides: dict[Name, Callable[[], object]],
+    least_ms: float = 8,
+    rounds: int = 6,
+    heat_ms: float = 0,
+    watch: Callable[[Callable[[], object]], Callable[[int], float]] = stopwatch,
+) -> dict[Name, list[float]]:
+    """Milliseconds that each of ``sides`` takes on the current stream in each of ``rounds``, of ``least_ms`` at least:
+    all of them in random order, again and again, after rounds of ``heat_ms`` that are not kept, one at least. Why: a
+    device at its limit of power is slower the warmer it is, so that of two sides measured one after the other the
+    first one wins."""
+    watches = {name: watch(once) for name, once in sides.items()}
+    for timed in watches.values():
+        timed(1)  # the first replay uploads a graph
     turns = {name: max(1, int(least_ms / max(timed(1), 1e-3))) for name, timed in watches.items()}
-    order, found, shuffled = list(sides), {name: [] for name in sides}, random.Random(1)
+    order, found, shuffled, heat = list(sides), {name: [] for name in sides}, random.Random(1), 0.0
+    while order and not (heat and heat >= heat_ms):
+        for name in order:
+            heat += watches[name](turns[name]) * turns[name]
     for _ in range(rounds):
         shuffled.shuffle(order)
         for name in order:
             found[name].append(watches[name](turns[name]))
-    return {name: statistics.median(each[2:]) for name, each in found.items()}
+    return found
 
 
 def host_us(calls: Sequence[Callable[[], object]], least_ms: float = 2, trials: int = 3) -> Timing:
-    """The same for calls that are done when they return: for a dry run on the CPU."""
-
-    def once():
-        for call in calls:
-            call()
-
-    once()
-    begin = time.perf_counter()
-    once()
-    turns = max(1, int(least_ms / 1e3 / max(time.perf_counter() - begin, 1e-7)))
-    found = []
-    for _ in range(trials):
-        begin = time.perf_counter()
-        for _ in range(turns):
-            once()
-        found.append((time.perf_counter() - begin) * 1e6 / turns)
-    return _summary(found, len(calls), "host")
+    """The same as graph_us for calls that are done when they return: for a dry run on the CPU."""
+    found = in_turns({"host": loop_of(calls)}, least_ms, trials, watch=host_stopwatch)
+    return summary(found["host"], len(calls), "host")
 
 
 def _replays(once: Callable[[], object], least_ms: float, trials: int, heat_ms: float) -> list[float]:
-    """Microseconds that ``once`` takes on the current stream, for each trial of at least ``least_ms``."""
+    """Milliseconds that ``once`` takes on the current stream, for each trial of at least ``least_ms``."""
     timed = stopwatch(once)
     timed(2)  # the first replay uploads the graph
     each = max(timed(2), 1e-3)
     if heat_ms:
         timed(max(1, int(heat_ms / each)))
     turns = max(1, int(least_ms / each))
-    return [timed(turns) * 1e3 for _ in range(trials)]
+    return [timed(turns) for _ in range(trials)]
 
 
-def _summary(found: list[float], calls: int, how: str) -> Timing:
-    each = sorted(us / calls for us in found)
+def summary(found: list[float], calls: int, how: str) -> Timing:
+    """Of trials in milliseconds, each of so many calls."""
+    each = sorted(ms * 1e3 / calls for ms in found)
     return Timing(statistics.median(each), each[0], each[-1], how)

@@ -123,8 +123,9 @@ def main(argv: list[str]) -> int:
                             us = gpu_timing.graph_us(turns, args.least_ms, 5).us
                         rows.append([dtype, n, k, tile, split, round(us, 3)])
                     with torch.cuda.stream(stream):
-                        for split, ms in gpu_timing.in_turns(graphs, 4 * args.least_ms).items():
-                            rows.append([dtype, n, k, tile, split, round(ms * 1e3 / len(ready.calls), 3)])
+                        for split, found in gpu_timing.in_turns(graphs, 4 * args.least_ms).items():
+                            us = gpu_timing.summary(found, len(ready.calls), "graph").us
+                            rows.append([dtype, n, k, tile, split, round(us, 3)])
                     print(line(rows, dtype, n, k, tile), flush=True)
             torch.cuda.empty_cache()
     record.keep(args, rows=rows)

@@ -100,6 +100,29 @@ def test_command_holds_no_folder():
     assert gpu_record.command(given, "bench_matmul.py") == "python benchmarks/bench_matmul.py --targets --out r.json"
 
 
+def test_sides_take_turns_in_another_order_each_time_after_heat():
+    done, clock = [], {"a": 2.0, "b": 0.5, "c": 1.0}
+    sides = {name: lambda name=name: done.append(name) for name in clock}
+
+    def watch(once):
+        def timed(turns):
+            before = len(done)
+            for _ in range(turns):
+                once()
+            return sum(clock[name] for name in done[before:]) / turns
+
+        return timed
+
+    found = gpu_timing.in_turns(sides, 2.0, rounds=6, heat_ms=7.0, watch=watch)
+    assert found == {name: [ms] * 6 for name, ms in clock.items()}
+    # Twice to find their turns (1, 4, 2), two rounds of 6 ms of heat, six that are kept.
+    rounds = [done[i : i + 7] for i in range(6, len(done), 7)]
+    assert len(rounds) == 8 and all(sorted(one) == sorted("abbbbcc") for one in rounds)
+    assert len({tuple(one) for one in rounds}) > 2
+    timing = gpu_timing.summary([4.0, 2.0, 3.0], 2, "graph")
+    assert (timing.us, timing.least, timing.most, timing.how) == (1500, 1000, 2000, "graph")
+
+
 # ---- sides ----------------------------------------------------------------------------------------------------------
 
 
