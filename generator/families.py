@@ -23,7 +23,7 @@ class Variant:
     sizes: tuple[tuple[str, int], ...] = ()  # numbers that the choice of a kernel needs, by name
     archs: str = r".*"  # on CUDA, what it is worth compiling for: a pattern of names such as 80 and 90a
     weights: str = r".*"  # the weight types that it is worth compiling for: a pattern of their names
-    fine: bool = True  # on CUDA, whether it takes groups of less than 128
+    least_group: int = 16  # on CUDA, the shortest groups that it takes
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Family:
     name: str
     device: str  # what --arch picks; also the frame of render.py and the library
     variants: tuple[Variant, ...]
-    args: str  # the struct of args.h that its kernels take
     template: tuple[str, ...]  # headers of a unit of kernels, in order; the last one has the algorithm
+    args: str = "MatmulArgs"  # the struct of args.h that its kernels take
     shared: tuple[str, ...] = ()  # headers of the unit that holds what all kernels of a variant call
     unit_per_type: bool = False  # a unit holds one C++ type of weights, not one width: for kernels slow to compile
 
@@ -48,7 +48,7 @@ def cpu_variants(path: Path = ROOT / "csrc/cpu_isa.inc") -> tuple[Variant, ...]:
     return tuple(Variant(name, target) for name, target in _ISA_ROW.findall(path.read_text()))
 
 
-def token_tiles(*sizes: int, **worth: str | bool) -> tuple[Variant, ...]:
+def token_tiles(*sizes: int, **worth: str | int) -> tuple[Variant, ...]:
     """Tiles of a family for CUDA, by the most tokens (rows of x) of each; ``worth``: more of Variant."""
     return tuple(Variant(f"n{tokens}", f"Tile<{tokens}>", (("tokens", tokens),), **worth) for tokens in sizes)
 
@@ -61,7 +61,6 @@ def families() -> tuple[Family, ...]:
             name="cpu",
             device="cpu",
             variants=cpu_variants(),
-            args="MatmulArgs",
             template=(simd, "templates/cpu/dequant.h", "templates/cpu/gemm.h"),
             shared=(simd, "templates/cpu/product.h"),
         ),
@@ -69,8 +68,9 @@ def families() -> tuple[Family, ...]:
             name="decode",
             device="cuda",
             # Other floats, and finer groups, are no slower by the smallest tile of gemm_sm90.
-            variants=token_tiles(1, 2, 4, weights=r"u?int\d|float[48].*", fine=False),
-            args="MatmulArgs",
+            variants=token_tiles(1, weights=r"u?int\d", least_group=32)
+            + token_tiles(1, weights=r"float[48].*", least_group=128)
+            + token_tiles(2, 4, weights=r"u?int\d|float[48].*", least_group=128),
             template=("templates/decode.cuh",),
             unit_per_type=True,
         ),
@@ -79,7 +79,6 @@ def families() -> tuple[Family, ...]:
             device="cuda",
             variants=token_tiles(8, 16, 32, 64, 128, archs=r"(?!90a).*")  # gemm_sm90 is faster there
             + token_tiles(48, 96, archs=r"(?!90a).*", weights=r"u?int\d"),  # why not for all: a wheel's size
-            args="MatmulArgs",
             template=("templates/gemm_sm80.cuh",),
             unit_per_type=True,
         ),
@@ -89,10 +88,9 @@ def families() -> tuple[Family, ...]:
             variants=token_tiles(8, 16, archs=r"(9|10|11)\d[af]?")  # the copy engine is there
             + token_tiles(32, 64, 128, 256, archs="90a")  # and wgmma
             # Why not for all: they gain a tenth, and all of a build is to take less than ten minutes.
-            + token_tiles(48, 96, 144, 160, 192, 208, archs="90a", weights=r"u?int\d", fine=False),
-            args="MatmulArgs",
+            + token_tiles(48, 96, 144, 160, 192, 208, archs="90a", weights=r"u?int\d", least_group=128),
             template=("templates/gemm_sm90.cuh",),
             unit_per_type=True,
         ),
-        Family("dequant", "cuda", (Variant("rows"),), "DequantArgs", ("templates/dequant_weight.cuh",)),
+        Family("dequant", "cuda", (Variant("rows"),), ("templates/dequant_weight.cuh",), "DequantArgs"),
     )

@@ -15,8 +15,8 @@ FORMAT = 1
 
 def record(row: Row, cuda_archs: Sequence[str] | None = None) -> dict:
     """One row of the manifest. On the CPU ``isa`` is the variant and ``byte_form`` [shift, offset] or null; on CUDA
-    ``archs`` are those that the kernel is compiled for, ``fine`` is there and false where it takes no groups of less
-    than 128, and the sizes of the variant follow.
+    ``archs`` are those that the kernel is compiled for, ``least_group`` is there where it takes none of less than that,
+    and the sizes of the variant follow.
     """
     fields = {
         "name": row.name,
@@ -34,8 +34,8 @@ def record(row: Row, cuda_archs: Sequence[str] | None = None) -> dict:
         fields["byte_form"] = row.weight.byte_form
     elif cuda_archs is not None:
         fields["archs"] = row.compiled_for(cuda_archs)
-    if not row.variant.fine:
-        fields["fine"] = False
+    if row.variant.least_group > 16:
+        fields["least_group"] = row.variant.least_group
     return fields | dict(row.variant.sizes)
 
 

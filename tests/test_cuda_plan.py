@@ -1,5 +1,7 @@
 """Risk: a product on a GPU goes to a tile that is much slower than another one, or to none at all."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from native.build import load
 H200 = [132, 66]  # clusters of 1 and of 2 blocks
 DECODE, SM80, SM90 = range(3)
 NAMES = {"decode": DECODE, "gemm_sm80": SM80, "gemm_sm90": SM90}
-TILES = sorted((NAMES[f.name], dict(v.sizes)["tokens"]) for f in families() if f.name in NAMES for v in f.variants)
+TILES = sorted({(NAMES[f.name], dict(v.sizes)["tokens"]) for f in families() if f.name in NAMES for v in f.variants})
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +105,14 @@ def test_the_plan_and_the_list_of_kernels_agree_on_fine_groups(native):
     for family in (f for f in families() if f.name in NAMES):
         for variant in family.variants:
             tile = NAMES[family.name], dict(variant.sizes)["tokens"]
-            us = [native.tile_us(*tile, [1, 512, 512], 4, False, False, g, NONE, 90, H200) for g in (64, 128)]
-            assert (us[0] < native.kNever, us[1] < native.kNever) == (variant.fine, True), (family.name, variant.name)
+            for is_float in (False, True):
+                name = "float4_e2m1" if is_float else "int4"
+                if not re.fullmatch(variant.weights, name):
+                    continue
+                groups = (16, 32, 64, 128)
+                us = [native.tile_us(*tile, [1, 512, 512], 4, is_float, False, g, NONE, 90, H200) for g in groups]
+                found = [group for group, one in zip(groups, us, strict=True) if one < native.kNever]
+                assert found == [g for g in groups if g >= variant.least_group], (family.name, variant.name, name)
 
 
 def test_whole_zeros_cost_nothing_with_many_tokens_and_others_have_fewer_tiles(native):
@@ -229,4 +237,6 @@ def test_codebooks_and_scales_of_float32_have_the_kernels_that_read_them(native,
                 few + wide * (not fine)
             ) * readable
     else:
-        assert tiles(SM80, 4) and bool(tiles(DECODE, 4)) == (not fine) and set(few + wide) <= set(tiles(SM90, 4, ZERO))
+        assert tiles(SM80, 4) and set(few + wide) <= set(tiles(SM90, 4, ZERO))
+        assert tiles(DECODE, 4) == ([1, 2, 4] if not fine else [1] if group_size >= 32 else [])
+        assert tiles(DECODE, 4, is_float=True) == ([] if fine else [1, 2, 4])

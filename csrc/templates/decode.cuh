@@ -5,8 +5,8 @@
 //
 // A warp multiplies row tiles of W, 16 rows each, by x, 128 k at a time (a step); its codes come through a ring of its
 // own in shared memory, and x of the block stays there (decode/resident.cuh). There are two workers: integers times x
-// as 8-bit digits (byte_worker.cuh), and floats times x in its own type (float_worker.cuh). Groups of at least 128, and
-// floats without zeros: gemm_sm80 and gemm_sm90 take the rest, finer groups in half the time that this took.
+// as 8-bit digits (byte_worker.cuh), and floats times x in its own type (float_worker.cuh). Groups of at least 128, for
+// integers and one token also of 32 and 64, and floats without zeros: gemm_sm80 and gemm_sm90 take the rest.
 // Weights do not depend on the kernel before: the first of them are fetched before griddepcontrol.wait.
 //
 // Blocks take half of a multiprocessor, so that the next launch starts early beside them, or all of it, where twice as
@@ -38,11 +38,11 @@ inline int launch_resident(void (*function)(Problem), const Traits& traits, Prob
   return start(function, p, p.grid, 32 * traits.warps, traits.shared_bytes, 1 << p.cluster_shift, launch);
 }
 
-template <class Weight, class Act, class Tile, bool Zeros>
+template <class Weight, class Act, class Tile, class Form>
 inline int launch_kernel(const Problem& p, const Launch& launch) {
   static Prepared prepared;
-  return launch_resident(resident<Weight, Act, Tile, Zeros>, kTraits<WorkerOf<Weight, Act, Tile, Zeros>, Tile>, p,
-                         launch, prepared);
+  return launch_resident(resident<Weight, Act, Tile, Form>, kTraits<WorkerOf<Weight, Act, Tile, Form>, Tile>, p, launch,
+                         prepared);
 }
 
 // Whether a product rather takes whole multiprocessors: the larger blocks gain more than it costs that the next launch
@@ -54,14 +54,14 @@ inline bool prefers_whole(const Problem& p, int bits) {
 }
 
 // Of the two kernels that may hold the problem, the faster one first.
-template <class Weight, class Act, class Tile, bool Zeros>
+template <class Weight, class Act, class Tile, class Form>
 inline int launch_either(const Problem& p, const Launch& launch) {
   const bool whole = prefers_whole(p, Weight::kBits);
   int error = cudaErrorInvalidValue;
   for (const bool other : {false, true})
     if (error == cudaErrorInvalidValue)
-      error = whole != other ? launch_kernel<Weight, Act, decode::Tile<Tile::kTokens, Kind::kWhole>, Zeros>(p, launch)
-                             : launch_kernel<Weight, Act, decode::Tile<Tile::kTokens, Kind::kHalf>, Zeros>(p, launch);
+      error = whole != other ? launch_kernel<Weight, Act, decode::Tile<Tile::kTokens, Kind::kWhole>, Form>(p, launch)
+                             : launch_kernel<Weight, Act, decode::Tile<Tile::kTokens, Kind::kHalf>, Form>(p, launch);
   return error;
 }
 
@@ -102,10 +102,18 @@ template <class Weight, class Act, class Tile>
 inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   if (args.x.m < 1 || args.x.m > Tile::kTokens || args.w.scale_type == ScaleType::kFloat32)
     return cudaErrorInvalidValue;
-  if (args.w.group_size > 0 && args.w.group_size < kStepK) return cudaErrorInvalidValue;
   const Problem p = pose(args, affine, Weight::kBits, Weight::kFloat);
-  if (p.zero_kind == ZeroKind::kNone) return launch_either<Weight, Act, Tile, false>(p, launch);
-  if constexpr (!Weight::kFloat) return launch_either<Weight, Act, Tile, true>(p, launch);
+  const bool zeros = p.zero_kind != ZeroKind::kNone;
+  if (is_fine(args.w)) {
+    if constexpr (kHasFine<Weight, Tile>) {
+      if (args.w.group_size < kStepK / kFineUnits) return cudaErrorInvalidValue;
+      return zeros ? launch_either<Weight, Act, Tile, Form<true, ZeroForm::kAny>>(p, launch)
+                   : launch_either<Weight, Act, Tile, Form<true, ZeroForm::kNone>>(p, launch);
+    }
+    return cudaErrorInvalidValue;
+  }
+  if (!zeros) return launch_either<Weight, Act, Tile, Form<false, ZeroForm::kNone>>(p, launch);
+  if constexpr (!Weight::kFloat) return launch_either<Weight, Act, Tile, Form<false, ZeroForm::kAny>>(p, launch);
   return cudaErrorInvalidValue;
 }
 

@@ -126,10 +126,9 @@ def _serves(row: dict, pw: PackedWeight) -> bool:
     """
     if row["weight"].startswith("codebook"):
         return pw.zero_kind == "none"
-    if row.get("fine", True):
-        return True
+    least = row.get("least_group", 16)
     zeros = row["family"] == "gemm_sm90" and pw.zero_kind != "none" and pw.numbers[-1] != WHOLE_ZEROS
-    return not zeros and not 0 < pw.group_size < 128
+    return not (zeros and least == 128) and not 0 < pw.group_size < least
 
 
 def _dequant(row: dict, cases: list[_Case]) -> str | None:

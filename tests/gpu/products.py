@@ -43,15 +43,15 @@ def name(row: dict) -> str:
 
 
 def group_for(row: dict, fine: int = 64) -> int:
-    """A fine group size for a kernel that takes one, else 128."""
-    return fine if row.get("fine", True) else 128
+    """A fine group size for a kernel that takes it, else 128."""
+    return fine if row.get("least_group", 16) <= fine else 128
 
 
 def kind_for(row: dict, wanted: str = "zero") -> str:
     """A kind of zeros that a kernel takes: where it takes no fine groups, gemm_sm90 takes whole zeros alone, and decode
     takes none with floats.
     """
-    if wanted == "none" or row.get("fine", True):
+    if wanted == "none" or row.get("least_group", 16) < 128:
         return wanted
     if row["family"] == "gemm_sm90":
         return "whole"

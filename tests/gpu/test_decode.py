@@ -69,9 +69,30 @@ def test_warp_with_many_tiles_and_one_step_each(dtype, m):
         assert_exact(x, weight)
 
 
+@pytest.mark.parametrize("group", [32, 64])
+@pytest.mark.parametrize("act", FLOATS[:2], ids=str)
+@pytest.mark.parametrize("dtype", [*(f"int{bits}" for bits in range(1, 9)), *(f"uint{bits}" for bits in range(1, 9))])
+def test_groups_within_128_k_keep_their_scales_apart(dtype, act, group):
+    """Columns of a product hold parts of 128 k, each with a scale of its own; K ends within a group, within 128 k."""
+    kernel = row_of(dtype, act, "decode", 1)["name"]
+    for i, (n, k) in enumerate([(17, 16), (520, 4096), (1000, 1304), (200, 8200), (24000, 1024)]):
+        kind = ("zero", "min", "whole")[(i + len(dtype)) % 3] if dtype.startswith("u") else "none"
+        weight = oracle.make(dtype, (n, k), group, kind, seed=i)
+        x, bias = oracle.normal(1, k, dtype=act, seed=k), bias_for(n, i)
+        with forced(kernel):
+            y = lowbit.matmul(x, weight.pw, bias)
+            again = [lowbit.matmul(x, weight.pw, bias) for _ in range(2)]
+        assert_exact(x, weight, bias, y)
+        assert all(oracle.same_bits(one, y) for one in again), f"{weight.pw}: runs differ"
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("dtype", ["int3", "uint6"])
-def test_sanitizer_small_products_on_whole_multiprocessors(dtype):
+def test_sanitizer_small_products_on_whole_multiprocessors(dtype, group):
     """For compute-sanitizer too: few rows of W, but x too long for blocks of which two share a multiprocessor."""
-    for m, k in ((1, 40008), (4, 16456)):
-        weight = oracle.make(dtype, (40, k), 128, "zero" if dtype.startswith("u") else "none")
-        assert_exact(oracle.normal(m, k, dtype=torch.float16), weight, bias_for(40, m))
+    for tokens, k in ((1, 40008), (4, 16456)):
+        if tokens > 1 and group < 128:
+            continue
+        weight = oracle.make(dtype, (40, k), group, "zero" if dtype.startswith("u") else "none")
+        with forced(row_of(dtype, torch.float16, "decode", tokens)["name"]):
+            assert_exact(oracle.normal(tokens, k, dtype=torch.float16), weight, bias_for(40, tokens))

@@ -27,12 +27,17 @@ void run_one(const Case& c, const Split& split) {
     emulated::late = late;
     const MatmulArgs args = product.pose(late);
     const decode::Problem p = decode::pose(args, kAffine, Weight::kBits, Weight::kFloat);
+    const auto launch_as = [&](auto fine) {
+      using None = Form<decltype(fine)::value, ZeroForm::kNone>;
+      using Any = Form<decltype(fine)::value, ZeroForm::kAny>;
+      if (c.kind == ZeroKind::kNone) return decode::launch_kernel<Weight, Act, Tile, None>(p, launch);
+      if constexpr (!Weight::kFloat) return decode::launch_kernel<Weight, Act, Tile, Any>(p, launch);
+      return static_cast<int>(cudaErrorInvalidValue);
+    };
     int error = cudaErrorInvalidValue;
-    if (c.kind == ZeroKind::kNone) {
-      error = decode::launch_kernel<Weight, Act, Tile, false>(p, launch);
-    } else if constexpr (!Weight::kFloat) {
-      error = decode::launch_kernel<Weight, Act, Tile, true>(p, launch);
-    }
+    if (!is_fine(args.w)) error = launch_as(std::false_type{});
+    if constexpr (decode::kHasFine<Weight, Tile>)
+      if (is_fine(args.w)) error = launch_as(std::true_type{});
     product.report(error, "n" + std::to_string(Tokens) + (Whole ? " whole" : " half") + shared, late);
   }
 }
@@ -62,6 +67,20 @@ int main() {
   run<Int<8>, __half, 2>({40, 1500, 2, 256, kMin, kFp16, 2, 80});
   run<Float<2, 1>, __half, 1>({60, 1300, 1, 128, kNone, kFp16, 2, 80});
   run<Float<4, 3>, __half, 4>({40, 900, 3, -1, kNone, kBf16, 1, 80});
+  // Fine groups: of 32 and 64, every width, groups that end with K and that do not, few rows of x.
+  run_one<Int<1>, __half, 1, true>({40, 1300, 1, 32, kNone, kFp16, 2, 80}, {});
+  run_one<Int<1>, __nv_bfloat16, 1, false>({300, 4100, 1, 64, kZero, kBf16, 1, 80}, {});
+  run_one<Int<2>, __half, 1, true>({100, 520, 1, 64, kMin, kFp16, 1, 86}, {});
+  run_one<Int<3>, __half, 1, false>({40, 1303, 1, 32, kZero, kFp16, 2, 80}, {});
+  run_one<Int<3>, __nv_bfloat16, 1, true>({600, 700, 1, 64, kNone, kFp16, 3, 80}, {});
+  run_one<Int<4>, __half, 1, false>({300, 2100, 1, 64, kZero, kFp16, 2, 80}, {});
+  run_one<Int<4>, __half, 1, true>({600, 5000, 1, 32, kNone, kBf16, 1, 80}, {});
+  run_one<Int<5>, __nv_bfloat16, 1, false>({70, 640, 1, 32, kZero, kFp16, 2, 80}, {});
+  run_one<Int<6>, __half, 1, true>({33, 1000, 1, 64, kMin, kBf16, 1, 80}, {});
+  run_one<Int<7>, __half, 1, false>({17, 300, 1, 32, kNone, kFp16, 1, 80}, {});
+  run_one<Int<8>, __half, 1, true>({90, 1000, 1, 32, kZero, kFp16, 2, 80}, {});
+  run_one<Int<2>, __half, 1, false>({520, 4100, 1, 32, kZero, kFp16, 4, 90}, {4, 2, 2, 3, 8, 4});
+  run_one<Int<4>, __half, 1, true>({300, 1300, 1, 64, kNone, kFp16, 4, 90}, {1, 16, 2, 2, 16, 1});
   // Two blocks share K: the ring turns, passes, a slice without steps, several rows of x.
   run_one<Int<4>, __half, 1, false>({600, 2100, 1, 128, kNone, kFp16, 2, 90}, {4, 2, 2, 3, 8, 4});
   run_one<Int<3>, __half, 2, true>({300, 700, 2, 256, kZero, kFp16, 4, 90}, {1, 16, 2, 1, 16, 0});

@@ -2,7 +2,8 @@
 //
 // Columns 2i and 2i + 1 of a product are the low and high digits of one token; so a product holds four tokens, and a
 // lane 4g + t finds rows g and g + 8 of token t. With fewer than four tokens it holds further steps of 128 k (phases):
-// column pair i is token i % kTokens in phase i / kTokens.
+// column pair i is token i % kTokens in phase i / kTokens. Where groups are shorter than 128 k, they hold parts of one
+// step (units) instead, each with x of its own 32 k and 0 elsewhere, so that these have sums of their own.
 #pragma once
 #include <cstdint>
 
@@ -16,25 +17,29 @@
 
 namespace lowbit::decode {
 
-template <class Weight, class Act, class Tile, bool Zeros>
+template <class Weight, class Act, class Tile, class Form>
 struct ByteWorker {
-  using Feed = StageFeed<Weight, Tile, Zeros>;
+  using Feed = StageFeed<Weight, Tile, Form>;
   using Ring = typename Feed::Ring;
-  using X = Digits<Act, Tile, bytes::kMerged<Weight::kBits>>;
+  static constexpr bool kZeros = Form::kZeros, kFine = Form::kFine;
+  static constexpr int kUnits = Feed::kUnits;
+  using X = Digits<Act, Tile, bytes::kMerged<Weight::kBits>, kUnits>;
   static constexpr bool kFloat = false;
   static constexpr int kBits = Weight::kBits, kTokens = Tile::kTokens, kRows = Ring::kRows;
-  static constexpr int kPhases = 4 / kTokens;  // steps in a product
+  static constexpr int kPhases = kFine ? 1 : 4 / kTokens;  // steps in a product
+  static_assert(!kFine || kHasFine<Weight, Tile>);
   using Parts = bytes::Parts<kBits, true>;
   static constexpr bool kMerged = bytes::kMerged<kBits>;
 
   // What it hands in: items of kFloats, kItems a tile.
   static constexpr int kFloats = 2, kItems = 8 * kTokens;
-  static constexpr int kTableBytes = 8;  // of a token at one step
+  static constexpr int kTableBytes = 8 * kUnits;  // of a token at one step
 
   const Position& at;
   const Problem& p;
   const uint32_t zeros;  // in shared memory: bytes of 0
   uint32_t row, entry;   // where this lane's digits of a slice begin, and its exponents and sums
+  uint32_t scale_at;     // its word of a step's scales
   float zero_base;
   int bf16_scales;
   int sums[kRows][Parts::kCount][4];
@@ -43,19 +48,22 @@ struct ByteWorker {
   __device__ ByteWorker(const Position& position, uint32_t zeros_at, uint32_t x_at, uint32_t table_at)
       : at(position), p(position.p), zeros(zeros_at) {
     const int begin = at.first_step - at.block_step(at.rank), column = at.lane / 4, t = at.lane % 4;
-    entry = table_at + ((begin + scale_phase()) * kTokens + t % kTokens) * kTableBytes;
+    const int unit = kFine ? t : 0, shift = kFine ? p.group_shift - 5 : 0;
+    entry = table_at + ((begin + scale_phase()) * kTokens + t % kTokens) * kTableBytes + unit * 8;
+    scale_at = (unit >> shift << shift) * 32 + at.lane / 4 * 4;
     // Why min: tokens that don't exist read the last one; their sums are never stored.
     const int token = min(column / 2 % kTokens, tokens() - 1);
     row = x_at + ((begin + read_phase()) * tokens() + token) * kRowBytes + column % 2 * 64 + t * 16;
     zero_base = p.zero_base, bf16_scales = p.bf16_scales;
+    if (kFine) ptx::hold(scale_at);
     ptx::hold(row), ptx::hold(entry), ptx::hold(zero_base), ptx::hold(bf16_scales);
     clear_sums();
   }
 
   __device__ __forceinline__ int tokens() const { return kTokens == 1 ? 1 : p.m; }
   // A lane reads x of one phase, and scales that of the token it sums.
-  __device__ __forceinline__ int read_phase() const { return at.lane / 4 / 2 / kTokens; }
-  __device__ __forceinline__ int scale_phase() const { return at.lane % 4 / kTokens; }
+  __device__ __forceinline__ int read_phase() const { return kFine ? 0 : at.lane / 4 / 2 / kTokens; }
+  __device__ __forceinline__ int scale_phase() const { return kFine ? 0 : at.lane % 4 / kTokens; }
 
   __device__ __forceinline__ void clear_sums() {
 #pragma unroll
@@ -116,11 +124,30 @@ struct ByteWorker {
       }
   }
 
+  // Digits of the unit whose columns this lane has, 0 for the others.
+  __device__ __forceinline__ void load_units(uint32_t row, uint32_t (&digits)[8]) const {
+#pragma unroll
+    for (int unit = 0; unit < kUnits; ++unit) {
+      const uint32_t from = (at.lane / 8 == unit ? row : zeros) + unit / 2 * 128;
+      uint32_t* to = digits + unit / 2 * 4;
+      if constexpr (kMerged) {  // even fragments come first
+        to[unit % 2] = ptx::load_shared(from + unit % 2 * 4);
+        to[2 + unit % 2] = ptx::load_shared(from + 8 + unit % 2 * 4);
+      } else {
+        ptx::load_shared(from + unit % 2 * 8, to[unit % 2 * 2], to[unit % 2 * 2 + 1]);
+      }
+    }
+  }
+
   // row: where this lane's digits are.
   __device__ __forceinline__ void run_step(uint32_t stage, int in_stage, uint32_t row) {
     uint32_t digits[8];
-    ptx::load_shared(row, digits[0], digits[1], digits[2], digits[3]);
-    ptx::load_shared(row + 128, digits[4], digits[5], digits[6], digits[7]);
+    if constexpr (kFine) {
+      load_units(row, digits);
+    } else {
+      ptx::load_shared(row, digits[0], digits[1], digits[2], digits[3]);
+      ptx::load_shared(row + 128, digits[4], digits[5], digits[6], digits[7]);
+    }
     if constexpr (kMerged) {
       multiply_merged(stage, in_stage, digits);
     } else {
@@ -141,14 +168,14 @@ struct ByteWorker {
       // Why 0: what lies there was never written.
       const float2 pair = unpack_pair(used ? ptx::load_shared(from) : 0, bf16_scales);
       const float2 stored =
-          Zeros && used ? unpack_pair(ptx::load_shared(from + kRows * Ring::kTileScales), bf16_scales) : float2{};
+          kZeros && used ? unpack_pair(ptx::load_shared(from + kRows * Ring::kTileScales), bf16_scales) : float2{};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         constexpr float kOne[2] = {static_cast<float>(1 << Parts::bit(0, 0)),
                                    static_cast<float>(1 << Parts::bit(0, 1))};
         const float scale = h ? pair.y : pair.x, own_zero = h ? stored.y : stored.x;
         // Why both factors, of which one is 0: a choice would take twice the instructions.
-        const float zero = Zeros ? fmaf(own_zero, p.zero_on_code, zero_base) : zero_base;
+        const float zero = kZeros ? fmaf(own_zero, p.zero_on_code, zero_base) : zero_base;
         const auto value_of = [&](int part) {
           int digits[2];
 #pragma unroll
@@ -164,7 +191,7 @@ struct ByteWorker {
           value = fmaf(value_of(part), Parts::factor(part, h), value);
         value = fmaf(-zero * kOne[h], x_sum, value);
         total[r][h] = fmaf(scale * unit, value, total[r][h]);
-        if (Zeros) total[r][h] = fmaf(own_zero * (p.zero_on_value * kOne[h]) * unit, x_sum, total[r][h]);
+        if (kZeros) total[r][h] = fmaf(own_zero * (p.zero_on_value * kOne[h]) * unit, x_sum, total[r][h]);
       }
     }
     clear_sums();
@@ -216,7 +243,7 @@ struct ByteWorker {
         const int last = i + 1 - kPhases;
         const bool used = (kPhases == 1 && i == 0) || turn + last + scales < steps;
         // Steps of one turn lie in stages one after the other.
-        const uint32_t in_stage = (last + scales) % Ring::kSteps * 32 + at.lane / 4 * 4;
+        const uint32_t in_stage = (last + scales) % Ring::kSteps * (32 * kUnits) + (kFine ? scale_at : at.lane / 4 * 4);
         const uint32_t slot = Ring::wrapped(first_slot + (last + scales) / Ring::kSteps * Ring::kSlotBytes);
         finish(feed.ring + Ring::kDepth * Ring::kStageBytes + slot + in_stage, entry, used);
         entry += kPhases * kTokens * kTableBytes;

@@ -8,7 +8,7 @@
 //
 //   x       [step][token][kRowBytes]: digits, 0 beyond k; [64 k][low, high][t][4 fragments][k 2t, 2t+8, 2t+1, 2t+9],
 //           fragments in order or, where EvenFirst, as 0, 2, 1, 3
-//   table   [step][Tile::kTokens] pairs of floats: 2^e, and the sum of 256 * high + low
+//   table   [step][Tile::kTokens][Units] pairs of floats: 2^e, and the sum of 256 * high + low of each of so many parts
 #pragma once
 #include <type_traits>
 
@@ -63,7 +63,7 @@ __device__ __forceinline__ int split_digits(const uint32_t* pairs, float inverse
 // What a lane does with x of its block: rows of 128 k, each brought by 8 lanes, a fragment each, or by 16 where there
 // are few: they are one chain of instructions then, which is shorter when more lanes share it. Where its first row
 // lies is found before the kernel before has ended.
-template <class Act, class Tile, bool EvenFirst>
+template <class Act, class Tile, bool EvenFirst, int Units>
 struct Digits {
   const Position& at;
   const uint32_t table;
@@ -101,7 +101,7 @@ struct Digits {
     const int token = row - step * tokens(),
               k = (at.block_step(at.rank) + step) * kStepK + fragment() * 16 + word() * 2;
     from = p.x + 2 * (token * p.x_stride + k), left = row < rows ? p.k - k : 0;
-    entry = table + (step * Tile::kTokens + token) * 8;
+    entry = table + ((step * Tile::kTokens + token) * Units + fragment() * Units / 8) * 8;
   }
   __device__ __forceinline__ void next_row() {
     row += kRows, to += kRows * kRowBytes;
@@ -176,13 +176,14 @@ struct Digits {
       }
     }
 #pragma unroll
-    for (int lanes = 1; lanes < Lanes; lanes *= 2)
+    for (int lanes = 1; lanes < Lanes / Units; lanes *= 2)
 #pragma unroll
       for (int i = 0; i < Batch; ++i) sum[i] += __shfl_xor_sync(~0u, sum[i], lanes);
 #pragma unroll
     for (int i = 0; i < Batch; ++i) {
       if (i) own.next_row();
-      if (own.row < rows && at.lane % Lanes == 0) ptx::store_shared(own.entry, {unit[i], static_cast<float>(sum[i])});
+      if (own.row < rows && at.lane % (Lanes / Units) == 0)
+        ptx::store_shared(own.entry, {unit[i], static_cast<float>(sum[i])});
     }
   }
 

@@ -21,13 +21,13 @@
 namespace lowbit::decode {
 
 // Integers multiply as bytes, floats in the type of x.
-template <class Weight, class Act, class Tile, bool Zeros>
+template <class Weight, class Act, class Tile, class Form>
 using WorkerOf =
-    std::conditional_t<Weight::kFloat, FloatWorker<Weight, Act, Tile>, ByteWorker<Weight, Act, Tile, Zeros>>;
+    std::conditional_t<Weight::kFloat, FloatWorker<Weight, Act, Tile>, ByteWorker<Weight, Act, Tile, Form>>;
 
-template <class Weight, class Act, class Tile, bool Zeros>
+template <class Weight, class Act, class Tile, class Form>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const __grid_constant__ Problem p) {
-  using Worker = WorkerOf<Weight, Act, Tile, Zeros>;
+  using Worker = WorkerOf<Weight, Act, Tile, Form>;
   using Ring = typename Worker::Ring;
   using Map = decode::Map<Ring, Tile>;
   extern __shared__ __align__(128) uint8_t memory[];

@@ -34,6 +34,12 @@ struct Tile {
   static constexpr int kRingBytes = kRingKilobytes * 1024 / kWarps;
 };
 
+// Parts of a step that may have scales of their own, where groups are shorter than it: 32 k each. Those of one token
+// alone: of the four pairs of columns that a product has, each then has a part.
+constexpr int kFineUnits = 4;
+template <class Weight, class Tile>
+constexpr bool kHasFine = !Weight::kFloat && Tile::kTokens == 1;
+
 // Everything a kernel is told; sizes are those of the unpadded problem unless they say otherwise.
 struct Problem {
   const uint8_t *codes, *scales, *zeros;

@@ -1,9 +1,10 @@
-// The weights of one warp on their way into its ring, a stage at a time, with scales of at least 128 k.
+// The weights of one warp on their way into its ring, a stage at a time, with their scales.
 //
 // A stage holds kSteps steps of kRows row tiles, plane by plane; scales of the same steps, then their zeros, lie in
-// slots of their own, which outlive the stage until its sums are scaled. Every lane copies 16 bytes at a time; a commit
-// group is one stage. fetch() is called once a stage also when nothing is left, so that the count of groups in flight
-// stays what the caller waits for.
+// slots of their own, which outlive the stage until its sums are scaled: of a step one for each row, or, where groups
+// are fine, one for each kFineUnits-th part of it; of groups of 64 every second place stays empty. Every lane copies 16
+// bytes at a time; a commit group is one stage. fetch() is called once a stage also when nothing is left, so that the
+// count of groups in flight stays what the caller waits for.
 #pragma once
 #include <cstdint>
 
@@ -13,19 +14,20 @@
 
 namespace lowbit::decode {
 
-template <class Weight, class Tile, bool Zeros>
+template <class Weight, class Tile, class Form>
 struct StageRing {
-  static constexpr int kBits = Weight::kBits;
+  static constexpr int kBits = Weight::kBits, kUnits = Form::kFine ? kFineUnits : 1;
   // Row tiles side by side: they share x. Why not of more bits: few stages would fit. Blocks of half a multiprocessor
   // have room for them, and small weights, which are theirs, are not brought as fast as they are multiplied.
   static constexpr int kRows = kBits <= (Tile::kKind == Kind::kHalf && Tile::kTokens <= 2 ? 6 : 4) ? 2 : 1;
-  static constexpr int kSteps = kBits > 2 ? 1 : 4 / kBits;
+  // Why fewer with fine groups: lanes copy their scales in two turns at most.
+  static constexpr int kSteps = kBits > 2 ? 1 : Form::kFine ? 2 : 4 / kBits;
   static constexpr int kTileBytes = 256 * kBits * kSteps;  // of one row tile in a stage
   static constexpr int kStageBytes = kTileBytes * kRows;
-  static constexpr int kTileScales = 32 * kSteps;
-  static constexpr int kSlotBytes = kTileScales * kRows * (Zeros ? 2 : 1);
+  static constexpr int kTileScales = 32 * kUnits * kSteps;
+  static constexpr int kSlotBytes = kTileScales * kRows * (Form::kZeros ? 2 : 1);
   // Scales are read up to so many stages after their codes: where few tokens leave columns for several steps.
-  static constexpr int kLate = 4 / Tile::kTokens <= kSteps ? 1 : 4 / Tile::kTokens / kSteps;
+  static constexpr int kLate = Form::kFine || 4 / Tile::kTokens <= kSteps ? 1 : 4 / Tile::kTokens / kSteps;
   // Why less for 4 tokens: narrow codes need no more, and longer rows of x fit.
   static constexpr int kRoom =
       kBits <= 2 && Tile::kKind == Kind::kWhole && Tile::kTokens == 4 ? Tile::kRingBytes * 5 / 8 : Tile::kRingBytes;
@@ -40,12 +42,13 @@ struct StageRing {
   }
 };
 
-template <class Weight, class Tile, bool Zeros>
+template <class Weight, class Tile, class Form>
 struct StageFeed {
-  using Ring = StageRing<Weight, Tile, Zeros>;
+  using Ring = StageRing<Weight, Tile, Form>;
   static constexpr int kBits = Weight::kBits, kRows = Ring::kRows, kSteps = Ring::kSteps;
   static constexpr int kPlanes = planes::plane_count(kBits);
-  static constexpr int kScaleLanes = 2 * kSteps * kRows;  // that copy scales; as many more copy zeros
+  static constexpr int kUnits = Ring::kUnits;
+  static constexpr int kScaleCopies = 2 * kUnits * kSteps * kRows;  // of 16 bytes; zeros take as many more
 
   const Problem& p;
   const int lane;
@@ -79,8 +82,8 @@ struct StageFeed {
       if (kBits & width)
         codes[planes::plane_index(kBits, width)] =
             p.codes + p.plane_stride * (kBits & ~(2 * width - 1)) + code * 2 * width + lane * 16;
-    const int own = lane % kScaleLanes, row = min(walk.tile + own / (2 * kSteps), walk.end_tile - 1);
-    scales = (lane < kScaleLanes ? p.scales : p.zeros) + static_cast<int64_t>(row) * p.groups * 32 + own % 2 * 16;
+    const int own = lane % kScaleCopies, row = min(walk.tile + own / (2 * kUnits * kSteps), walk.end_tile - 1);
+    scales = (lane < kScaleCopies ? p.scales : p.zeros) + static_cast<int64_t>(row) * p.groups * 32 + own % 2 * 16;
     walk.next(kRows);
   }
 
@@ -107,10 +110,17 @@ struct StageFeed {
       stage += kBytes * width;
       from += kBytes * width;
     }
-    if (lane < (Zeros ? 2 : 1) * kScaleLanes) {
-      const int step = min(walk.end_step - left + lane / 2 % kSteps, walk.end_step - 1);
-      ptx::copy_async(ring + Ring::kDepth * Ring::kStageBytes + slot + lane * 16,
-                      scales + static_cast<uint32_t>(step >> p.group_steps) * 32u);
+    const uint32_t to_scales = ring + Ring::kDepth * Ring::kStageBytes + slot + lane * 16;
+    const int step = min(walk.end_step - left + lane / (2 * kUnits) % kSteps, walk.end_step - 1);
+    if constexpr (Form::kFine) {
+      static_assert(kScaleCopies <= 32);
+      const int unit = step * kUnits + lane / 2 % kUnits, shift = p.group_shift - 5;
+      const uint8_t* from = scales + static_cast<uint32_t>(min(unit >> shift, p.groups - 1)) * 32u;
+      const bool first = (unit & ((1 << shift) - 1)) == 0;  // of its group
+      if (first && lane < (Form::kZeros ? 2 : 1) * kScaleCopies) ptx::copy_async(to_scales, from);
+      if (first && Form::kZeros && kScaleCopies == 32) ptx::copy_async(to_scales + 512, from + (p.zeros - p.scales));
+    } else if (lane < (Form::kZeros ? 2 : 1) * kScaleCopies) {
+      ptx::copy_async(to_scales, scales + static_cast<uint32_t>(step >> p.group_steps) * 32u);
     }
     left -= kSteps;
     slot = Ring::wrapped(slot + Ring::kSlotBytes);
