@@ -19,6 +19,14 @@ import bench_tune
 ROW = {"weight": "int4", "act": "float16", "shape": [64, 64], "m": 1, "us": {"a": 10.0, "b": 11.0, "c": 12.5}}
 
 
+@pytest.fixture
+def as_on_an_h200(monkeypatch):
+    """Weights are packed, and kernels timed, as tests of lowbit.tune have it."""
+    monkeypatch.setattr(graph_timer, "GraphTimer", Timer)
+    monkeypatch.setattr(bench_tune, "packed", lambda dtype, act, n, k, group: packed(dtype, (n, k)))
+    monkeypatch.setattr(bench_tune.plan, "device_of", lambda index: H200)
+
+
 def test_losses_are_those_against_the_best_and_against_each_other():
     rows = [ROW | {"plan": "b", "default": "b", "tuned": "a"}, ROW | {"plan": "c", "default": "a", "tuned": "b"}]
     rows.append({**ROW, "us": {"a": 1.0}, "plan": "a", "default": "a", "tuned": "a"})  # nothing to choose
@@ -40,11 +48,8 @@ def test_without_a_gpu_the_sweep_is_judged(capsys):
 
 
 @needs_library
-@pytest.mark.usefixtures("gpu")
+@pytest.mark.usefixtures("gpu", "as_on_an_h200")
 def test_a_run_records_times_and_ships_what_gains(monkeypatch, tmp_path):
-    monkeypatch.setattr(graph_timer, "GraphTimer", Timer)
-    monkeypatch.setattr(bench_tune, "packed", lambda dtype, act, n, k, group: packed(dtype, (n, k)))
-    monkeypatch.setattr(bench_tune.plan, "device_of", lambda index: H200)
     monkeypatch.setattr(bench_tune.torch.cuda, "get_device_name", lambda index: H.device)
     args = bench_tune.options(["--shapes", "512x1024", "--ms", "1,40,64", "--heat-ms", "0"])
     rows, tuning, ship = [], [], {}
@@ -66,12 +71,9 @@ def test_a_run_records_times_and_ships_what_gains(monkeypatch, tmp_path):
 
 
 @needs_library
-@pytest.mark.usefixtures("gpu")
+@pytest.mark.usefixtures("gpu", "as_on_an_h200")
 def test_what_wins_by_chance_alone_is_not_shipped(monkeypatch):
     """The tuner finds n64 faster than the plan's n48; timed again, all kernels are equal."""
-    monkeypatch.setattr(graph_timer, "GraphTimer", Timer)
-    monkeypatch.setattr(bench_tune, "packed", lambda dtype, act, n, k, group: packed(dtype, (n, k)))
-    monkeypatch.setattr(bench_tune.plan, "device_of", lambda index: H200)
     monkeypatch.setattr(bench_tune, "all_times", lambda timer, names, m, heat_ms: dict.fromkeys(names, 2.0))
     tuning, ship = [], {}
     bench_tune.one(bench_tune.options(["--ms", "40"]), "int4", "float16", 512, 1024, [], tuning, ship)
@@ -79,12 +81,9 @@ def test_what_wins_by_chance_alone_is_not_shipped(monkeypatch):
 
 
 @needs_library
-@pytest.mark.usefixtures("gpu")
+@pytest.mark.usefixtures("gpu", "as_on_an_h200")
 def test_what_a_warm_device_decides_must_gain_more_to_be_shipped(monkeypatch):
     """n64 is 3% faster when timed again: enough for few rows, not where the limit of power may have decided it."""
-    monkeypatch.setattr(graph_timer, "GraphTimer", Timer)
-    monkeypatch.setattr(bench_tune, "packed", lambda dtype, act, n, k, group: packed(dtype, (n, k)))
-    monkeypatch.setattr(bench_tune.plan, "device_of", lambda index: H200)
 
     def three_percent(timer, names, m, heat_ms):
         return {name: 2.06 if i else 2.0 for i, name in enumerate(names)}
