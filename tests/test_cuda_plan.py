@@ -141,6 +141,7 @@ def test_a_tile_without_a_kernel_for_the_weight_is_not_tried(native):
         assert chosen(native, m, 8192, 8192, is_float=True) == (SM90, 8)  # 11.1 us, by n1 12.9
         assert chosen(native, m, 8192, 8192, is_float=True, kind=ZERO) == (SM90, 8)
         assert chosen(native, m, 8192, 8192, group_size=32) == (SM90, 8)
+        assert chosen(native, m, 8192, 8192, group_size=64, capability=80) == (SM80, 8)
     for m, tokens in ((48, 48), (96, 96), (192, 192)):
         assert chosen(native, m, 28672, 4096, group_size=256) == (SM90, tokens)
         assert chosen(native, m, 28672, 4096, group_size=64)[1] in (64, 128, 256)

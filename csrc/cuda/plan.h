@@ -199,8 +199,7 @@ constexpr bool floats_prefer_n8(const Question& q) {
 // model of times was off by 8%, and chose no better.
 constexpr float decode_rank(int tokens, const Question& q) {
   const float rank = 0.01f * static_cast<float>(tokens), last = kLast + rank * 1e5f;
-  // Why fine groups: not timed yet beside n8.
-  if (q.fine() || (q.is_float ? floats_prefer_n8(q) : prefers_n8(q))) return last;
+  if (q.is_float ? floats_prefer_n8(q) : prefers_n8(q)) return last;
   if (q.k % 8192 == 0) return rank;
   // Few row tiles that have many k, 2 rows by n2 and n4: 3584 x 14336 W2 7.7 and 6.9 us, W5 10.7 and 10.1, W7 13.6 and
   // 13.0, but W3 8.2 and 8.4, W8 14.2 and 14.6.
@@ -215,6 +214,8 @@ constexpr float tile_us(Family family, int tokens, const Question& q) {
   const bool holds = q.m <= tokens;
   // Of equal tiles that of the later family. Where nothing was measured: the smallest that holds all, else the largest.
   const float rank = (holds ? tokens : 1000 - tokens) + 0.5f - 0.1f * static_cast<float>(family);
+  // Why last: it has not run on a GPU yet, nor been timed beside n8.
+  if (family == Family::kDecode && q.fine()) return holds ? kLast + rank : kNever;
   if (q.capability != 90) return holds || repeats(family, tokens) ? rank : kNever;
   if (family == Family::kGemmSm80) return 2 * kLast + rank * 1e3f;
   if (family == Family::kDecode) {
