@@ -215,6 +215,7 @@ def main(argv: list[str]) -> int:
                 torch.cuda.empty_cache()
     print(report.everything(run.rows, run.skipped, args.targets))
     method = {name: getattr(args, name) for name in ("group", "zeros", "scales", "least_ms", "heat_ms")}
+    method["rounds"] = ROUNDS
     record.keep(args, method=method, skipped=run.skipped, rows=run.rows)
     return 1 if any(row["wrong"] for row in run.rows) else 0
 

@@ -215,7 +215,7 @@ constexpr float tile_us(Family family, int tokens, const Question& q) {
   // Of equal tiles that of the later family. Where nothing was measured: the smallest that holds all, else the largest.
   const float rank = (holds ? tokens : 1000 - tokens) + 0.5f - 0.1f * static_cast<float>(family);
   // Why last: it has not run on a GPU yet, nor been timed beside n8.
-  if (family == Family::kDecode && q.fine()) return holds ? kLast + rank : kNever;
+  if (family == Family::kDecode && q.fine()) return holds ? kLast + rank * 1e3f : kNever;
   if (q.capability != 90) return holds || repeats(family, tokens) ? rank : kNever;
   if (family == Family::kGemmSm80) return 2 * kLast + rank * 1e3f;
   if (family == Family::kDecode) {

@@ -110,24 +110,31 @@ struct StageFeed {
       stage += kBytes * width;
       from += kBytes * width;
     }
-    const uint32_t to_scales = ring + Ring::kDepth * Ring::kStageBytes + slot + lane * 16;
-    const int step = min(walk.end_step - left + lane / (2 * kUnits) % kSteps, walk.end_step - 1);
-    if constexpr (Form::kFine) {
-      static_assert(kScaleCopies <= 32);
-      const int unit = step * kUnits + lane / 2 % kUnits, shift = p.group_shift - 5;
-      const uint8_t* from = scales + static_cast<uint32_t>(min(unit >> shift, p.groups - 1)) * 32u;
-      const bool first = (unit & ((1 << shift) - 1)) == 0;  // of its group
-      if (first && lane < (Form::kZeros ? 2 : 1) * kScaleCopies) ptx::copy_async(to_scales, from);
-      if (first && Form::kZeros && kScaleCopies == 32) ptx::copy_async(to_scales + 512, from + (p.zeros - p.scales));
-    } else if (lane < (Form::kZeros ? 2 : 1) * kScaleCopies) {
-      ptx::copy_async(to_scales, scales + static_cast<uint32_t>(step >> p.group_steps) * 32u);
-    }
+    fetch_scales();
     left -= kSteps;
     slot = Ring::wrapped(slot + Ring::kSlotBytes);
     to += Ring::kStageBytes;
     if (to == ring + Ring::kDepth * Ring::kStageBytes) to = ring;
     ptx::commit();
     if (--before_next == 0) ptx::launch_dependents();
+  }
+
+  // Of the stage that is fetched: a row tile's step, or part of one, by two lanes.
+  __device__ __forceinline__ void fetch_scales() const {
+    constexpr int kCopies = (Form::kZeros ? 2 : 1) * kScaleCopies;
+    const uint32_t to_own = ring + Ring::kDepth * Ring::kStageBytes + slot + lane * 16;
+    if (lane >= kCopies) return;
+    const int step = min(walk.end_step - left + lane / (2 * kUnits) % kSteps, walk.end_step - 1);
+    if constexpr (!Form::kFine) {
+      ptx::copy_async(to_own, scales + static_cast<uint32_t>(step >> p.group_steps) * 32u);
+    } else {
+      static_assert(kScaleCopies <= 32);
+      const int unit = step * kUnits + lane / 2 % kUnits, shift = p.group_shift - 5;
+      if (unit & ((1 << shift) - 1)) return;  // not the first of its group
+      const uint8_t* from = scales + static_cast<uint32_t>(min(unit >> shift, p.groups - 1)) * 32u;
+      ptx::copy_async(to_own, from);
+      if constexpr (kCopies > 32) ptx::copy_async(to_own + 512, from + (p.zeros - p.scales));
+    }
   }
 };
 
