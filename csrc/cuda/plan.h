@@ -193,12 +193,14 @@ constexpr bool floats_prefer_n8(const Question& q) {
 }
 
 // What a tile of family decode that holds the product takes, beside the others: less than any of gemm_sm90 takes, or
-// more where one of these is faster. Mostly the smallest tile is the fastest; the exceptions are those below, with
-// which 0.4% is lost on average, 9% at worst, to the fastest of n2, n4 and n8 for integers
-// (benchmarks/results/nvidia-h200/tiles_of_few_rows_20261123_3.json: 15 shapes, 2 to 4 rows of x, fp16, group 128). A
-// model of times was off by 8%, and chose no better.
+// more where one of these is faster. Mostly the smallest tile is the fastest, of groups of 32 and 64 always: n1 takes
+// 0.50 to 1.01 of the time of n8 (nvidia-h100-80gb-hbm3/matmul_20261125_groups_of_*.json: six shapes, eleven types).
+// The exceptions are those below, with which 0.4% is lost on average, 9% at worst, to the fastest of n2, n4 and n8 for
+// integers (benchmarks/results/nvidia-h200/tiles_of_few_rows_20261123_3.json: 15 shapes, 2 to 4 rows of x, fp16, group
+// 128). A model of times was off by 8%, and chose no better.
 constexpr float decode_rank(int tokens, const Question& q) {
   const float rank = 0.01f * static_cast<float>(tokens), last = kLast + rank * 1e5f;
+  if (q.fine()) return rank;
   if (q.is_float ? floats_prefer_n8(q) : prefers_n8(q)) return last;
   if (q.k % 8192 == 0) return rank;
   // Few row tiles that have many k, 2 rows by n2 and n4: 3584 x 14336 W2 7.7 and 6.9 us, W5 10.7 and 10.1, W7 13.6 and
@@ -214,8 +216,6 @@ constexpr float tile_us(Family family, int tokens, const Question& q) {
   const bool holds = q.m <= tokens;
   // Of equal tiles that of the later family. Where nothing was measured: the smallest that holds all, else the largest.
   const float rank = (holds ? tokens : 1000 - tokens) + 0.5f - 0.1f * static_cast<float>(family);
-  // Why last: it has not run on a GPU yet, nor been timed beside n8.
-  if (family == Family::kDecode && q.fine()) return holds ? kLast + rank * 1e3f : kNever;
   if (q.capability != 90) return holds || repeats(family, tokens) ? rank : kNever;
   if (family == Family::kGemmSm80) return 2 * kLast + rank * 1e3f;
   if (family == Family::kDecode) {
