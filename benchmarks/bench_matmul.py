@@ -34,7 +34,8 @@ from lowbit.dtypes import WEIGHT_TYPES  # noqa: E402
 from lowbit.errors import LowbitError  # noqa: E402
 from lowbit.scheme import SCALE_TYPES  # noqa: E402
 
-ROUNDS = 7  # of turns that are kept
+ROUNDS, HOT_ROUNDS = 7, 2  # of turns that are kept; of products that have heat
+HOT_ROWS = 96  # from here on power limits products
 
 
 def options(argv: list[str]) -> argparse.Namespace:
@@ -61,13 +62,12 @@ def options(argv: list[str]) -> argparse.Namespace:
     )
     add("--peers", type=report.names, default=[], help=f"{', '.join(peers_gpu.PEERS)}, or all (none)")
     add("--deadline", type=float, default=math.inf, help="seconds after which nothing new is begun")
-    add("--least-ms", type=float, default=15, help="ms of replays of each side, in each of 7 rounds (15)")
-    # Why: power limits large products, and how long the device had to cool down would decide who is faster.
+    add("--least-ms", type=float, default=15, help="ms of replays of each side in each round (15)")
     add(
         "--heat-ms",
         type=float,
-        default=320,
-        help="ms of replays of all sides before those of products of 96 rows and more (320)",
+        default=200,
+        help="ms of replays of a side before each of its turns, for products of 96 rows and more (200)",
     )
     add("--device", help="folder under benchmarks/results (from the device's name)")
     add("--out", help="result file (benchmarks/results/<device>/matmul_<date>.json); '-' for none")
@@ -157,11 +157,12 @@ class Run:
                         dry = (gpu_timing.loop_of(calls), "host")
                         ready_to_time[one.side] = dry if self.args.dry else gpu_timing.all_at_once(calls)
                     errors[one.side] = found
+            hot = m >= HOT_ROWS and self.args.heat_ms > 0 and not self.args.dry
             times = gpu_timing.in_turns(
                 {side: once for side, (once, _) in ready_to_time.items()},
                 self.args.least_ms,
-                ROUNDS,
-                self.args.heat_ms if m >= 96 and not self.args.dry else 0,
+                HOT_ROUNDS if hot else ROUNDS,
+                self.args.heat_ms if hot else 0,
                 gpu_timing.host_stopwatch if self.args.dry else gpu_timing.stopwatch,
             )
         for one in (one for one in opened if one.side in errors):
@@ -215,7 +216,7 @@ def main(argv: list[str]) -> int:
                 torch.cuda.empty_cache()
     print(report.everything(run.rows, run.skipped, args.targets))
     method = {name: getattr(args, name) for name in ("group", "zeros", "scales", "least_ms", "heat_ms")}
-    method["rounds"] = ROUNDS
+    method |= {"rounds": ROUNDS, "hot_rounds": HOT_ROUNDS, "hot_rows": HOT_ROWS}
     record.keep(args, method=method, skipped=run.skipped, rows=run.rows)
     return 1 if any(row["wrong"] for row in run.rows) else 0
 

@@ -116,21 +116,23 @@ def in_turns(
     watch: Callable[[Callable[[], object]], Callable[[int], float]] = stopwatch,
 ) -> dict[Name, list[float]]:
     """Milliseconds that each of ``sides`` takes on the current stream in each of ``rounds``, of ``least_ms`` at least:
-    all of them in random order, again and again, after rounds of ``heat_ms`` that are not kept, one at least. Why: a
-    device at its limit of power is slower the warmer it is, so that of two sides measured one after the other the
-    first one wins."""
+    all of them in random order, again and again, after a round that is not kept. Each turn begins with ``heat_ms`` of
+    the side itself that are not kept. Why: at its limit of power a device takes some 0.2 s to find the clock at which a
+    side draws what it may. Shorter turns all run at one clock between those of the sides, so that the one that draws
+    the least is slowed down by the others; and of sides that are timed once, the first one finds the device coolest."""
     watches = {name: watch(once) for name, once in sides.items()}
     for timed in watches.values():
         timed(1)  # the first replay uploads a graph
-    turns = {name: max(1, int(least_ms / max(timed(1), 1e-3))) for name, timed in watches.items()}
-    order, found, shuffled, heat = list(sides), {name: [] for name in sides}, random.Random(1), 0.0
-    while order and not (heat and heat >= heat_ms):
-        for name in order:
-            heat += watches[name](turns[name]) * turns[name]
-    for _ in range(rounds):
+    each = {name: max(timed(1), 1e-3) for name, timed in watches.items()}
+    order, found, shuffled = list(sides), {name: [] for name in sides}, random.Random(1)
+    for kept in [False] + [True] * rounds:
         shuffled.shuffle(order)
         for name in order:
-            found[name].append(watches[name](turns[name]))
+            if kept and heat_ms:
+                watches[name](max(1, int(heat_ms / each[name])))
+            ms = watches[name](max(1, int(least_ms / each[name])))
+            if kept:
+                found[name].append(ms)
     return found
 
 

@@ -1,5 +1,6 @@
 """Risk: the benchmark of the GPU times a wrong answer, counts what it should not, or loses what it measured."""
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -100,7 +101,7 @@ def test_command_holds_no_folder():
     assert gpu_record.command(given, "bench_matmul.py") == "python benchmarks/bench_matmul.py --targets --out r.json"
 
 
-def test_sides_take_turns_in_another_order_each_time_after_heat():
+def test_sides_take_turns_in_another_order_each_time_after_heat_of_their_own():
     done, clock = [], {"a": 2.0, "b": 0.5, "c": 1.0}
     sides = {name: lambda name=name: done.append(name) for name in clock}
 
@@ -113,12 +114,19 @@ def test_sides_take_turns_in_another_order_each_time_after_heat():
 
         return timed
 
-    found = gpu_timing.in_turns(sides, 2.0, rounds=6, heat_ms=7.0, watch=watch)
+    found = gpu_timing.in_turns(sides, 2.0, rounds=6, watch=watch)
     assert found == {name: [ms] * 6 for name, ms in clock.items()}
-    # Twice to find their turns (1, 4, 2), two rounds of 6 ms of heat, six that are kept.
+    # Twice to find their turns (1, 4, 2), a round that is not kept, six that are.
     rounds = [done[i : i + 7] for i in range(6, len(done), 7)]
-    assert len(rounds) == 8 and all(sorted(one) == sorted("abbbbcc") for one in rounds)
+    assert len(rounds) == 7 and all(sorted(one) == sorted("abbbbcc") for one in rounds)
     assert len({tuple(one) for one in rounds}) > 2
+
+    done.clear()
+    gpu_timing.in_turns(sides, 2.0, rounds=2, heat_ms=8.0, watch=watch)
+    hot = [[name, len(list(some))] for name, some in itertools.groupby(done[6 + 7 :])]
+    # 8 ms of heat and 2 of what is kept, of each side at a time: 4 + 1, 16 + 4, 8 + 2 turns.
+    assert sum(turns for _, turns in hot) == 2 * (5 + 20 + 10) and len(hot) in (5, 6)
+    assert all(turns % {"a": 5, "b": 20, "c": 10}[name] == 0 for name, turns in hot)
     timing = gpu_timing.summary([4.0, 2.0, 3.0], 2, "graph")
     assert (timing.us, timing.least, timing.most, timing.how) == (1500, 1000, 2000, "graph")
 
