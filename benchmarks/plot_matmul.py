@@ -1,4 +1,5 @@
-"""Plots result files of bench_matmul.py: time and effective TB/s, over the bits of a weight and over M.
+"""Plots result files of bench_matmul.py: time and effective TB/s, over the bits of a weight and over M, and TFLOP/s
+where there are many rows.
 
 usage: python benchmarks/plot_matmul.py RESULT.json [RESULT.json ...] [--shape NxK] [--act float16] [--out FILE.svg]
 
@@ -13,13 +14,18 @@ import sys
 from pathlib import Path
 
 _STYLES = ("o-", "s:", "^--", "d-.", "v:")
+_LABELS = {"us": "us", "tbs": "TB/s: weight, x and y over time", "tflops": "TFLOP/s: 2 M N K over time"}
+_MANY = 64  # rows, from which on TFLOP/s say more than TB/s
 
 
 def rows_of(results: list[dict], shape: tuple[int, int], act: str) -> list[dict]:
     """The timed rows of one shape, int weights and the peers' alike; of forced kernels none."""
     rows = [row for result in results for row in result["rows"]]
     fits = [r for r in rows if tuple(r["shape"]) == shape and r["act"] == act and r["us"] and r["tile"] is None]
-    return [r for r in fits if r["weight"] is None or r["weight"].startswith("int")]
+    work = 2e-6 * shape[0] * shape[1]
+    return [
+        r | {"tflops": work * r["m"] / r["us"]} for r in fits if r["weight"] is None or r["weight"].startswith("int")
+    ]
 
 
 def curves(rows: list[dict], along: str, apart: str) -> dict[tuple, tuple[list, list[dict]]]:
@@ -46,6 +52,7 @@ def plot(results: list[dict], shapes: list[tuple[int, int]], act: str, path: Pat
     widths, ms = ({r[what] for rows in few.values() for r in rows} for what in ("bits", "m"))
     kinds = [(few, value, "bits", "m") for value in ("us", "tbs") if len(widths) > 1]
     kinds += [(seen, value, "m", "bits") for value in ("us", "tbs") if len(ms) > 1 or not kinds]
+    kinds += [(seen, "tflops", "m", "bits")] * (len(ms) > 1 and max(ms) >= _MANY)
     size = (5.5 * len(kinds), 4.8 * len(shapes))
     figure, panels = pyplot.subplots(len(shapes), len(kinds), figsize=size, squeeze=False)
     for row, shape in zip(panels, shapes, strict=True):
@@ -65,7 +72,7 @@ def _draw(panel, rows: list[dict], value: str, along: str, apart: str) -> None:
         label = f"{family}, M={key}" if apart == "m" else f"{family} W{key}"
         panel.plot(places, [r[value] for r in mine], styles.get(family, ":"), color=colours[key], ms=4, label=label)
     panel.set_xlabel("bits of a weight" if along == "bits" else "M, rows of x")
-    panel.set_ylabel("us" if value == "us" else "TB/s: weight, x and y over time")
+    panel.set_ylabel(_LABELS[value])
     if along == "m":
         panel.set_xscale("log", base=2)
     if along == "m" and value == "us":

@@ -229,3 +229,5 @@ def test_plot_of_a_result_file(tmp_path):
     assert (tmp_path / "r.png").read_bytes()[:4] == b"\x89PNG"
     curves = plot_matmul.curves(plot_matmul.rows_of([{"rows": rows}], (8192, 8192), "float16"), "bits", "m")
     assert curves[("lowbit", 8)][0] == [1, 4] and ("cublas", 1) in curves
+    # 2 x 8192 x 8192 x 8 operations in 12 us.
+    assert curves[("lowbit", 8)][1][1]["tflops"] == pytest.approx(89.478, rel=1e-4)
