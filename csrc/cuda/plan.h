@@ -44,13 +44,13 @@ struct Question {
 };
 
 // Whether a tile has a kernel for the weight: decode none for floats with zeros, decode and tiles of gemm_sm90 that are
-// no powers of two (48, 96, 144...) none for fine groups, but n1 of decode for integers in groups of 32 and 64, and the
-// latter none for zeros other than whole ones. Codebooks without zeros, and scales of fp32, are for gemm_sm90 alone,
-// the latter as Stage::kFloatScales says (gemm_sm90/shape.cuh).
+// no powers of two (48, 96, 144...) none for fine groups, but n1 of decode for integers in groups of 32 and 64 and
+// floats of 4 bits in any, and the latter none for zeros other than whole ones. Codebooks without zeros, and scales of
+// fp32, are for gemm_sm90 alone, the latter as Stage::kFloatScales says (gemm_sm90/shape.cuh).
 constexpr bool has_kernel(Family family, int tokens, const Question& q) {
   const bool only_sm90 = q.codebook || q.fp32_scales, scales_values = q.fine() || q.any_zeros();
   if (family == Family::kDecode) {
-    const bool groups = !q.fine() || (tokens == 1 && !q.is_float && q.group_size >= 32);
+    const bool groups = !q.fine() || (tokens == 1 && (q.is_float ? q.bits == 4 : q.group_size >= 32));
     return !only_sm90 && groups && (!q.is_float || q.zero_kind == ZeroKind::kNone);
   }
   if (family == Family::kGemmSm80) return !only_sm90;
@@ -200,7 +200,8 @@ constexpr bool floats_prefer_n8(const Question& q) {
 // 128). A model of times was off by 8%, and chose no better.
 constexpr float decode_rank(int tokens, const Question& q) {
   const float rank = 0.01f * static_cast<float>(tokens), last = kLast + rank * 1e5f;
-  if (q.fine()) return rank;
+  // Why floats last: these have not run on a GPU yet, nor been timed beside n8.
+  if (q.fine()) return q.is_float ? last : rank;
   if (q.is_float ? floats_prefer_n8(q) : prefers_n8(q)) return last;
   if (q.k % 8192 == 0) return rank;
   // Few row tiles that have many k, 2 rows by n2 and n4: 3584 x 14336 W2 7.7 and 6.9 us, W5 10.7 and 10.1, W7 13.6 and

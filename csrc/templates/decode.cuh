@@ -4,10 +4,11 @@
 //   x  fp16 or bf16 [m, k], rows 16-byte aligned;  y  [m, n] of the same type;  fp32 sums
 //
 // A warp multiplies row tiles of W, 16 rows each, by x, 128 k at a time (a step); its codes come through a ring of its
-// own in shared memory, and x of the block stays there (decode/resident.cuh). There are two workers: integers times x
-// as 8-bit digits (byte_worker.cuh), and floats times x in its own type (float_worker.cuh). Groups of at least 128, for
-// integers and one token also of 32 and 64, and floats without zeros: gemm_sm80 and gemm_sm90 take the rest.
-// Weights do not depend on the kernel before: the first of them are fetched before griddepcontrol.wait.
+// own in shared memory, and x of the block stays there (decode/resident.cuh). There are two workers: bytes times x as
+// 8-bit digits (byte_worker.cuh), and floats times x in its own type (float_worker.cuh). Groups of at least 128, for
+// one token also of 32 and 64 (integers) and of 16 to 64 (float4_e2m1), and floats without zeros: gemm_sm80 and
+// gemm_sm90 take the rest. Weights do not depend on the kernel before: the first of them are fetched before
+// griddepcontrol.wait.
 //
 // Blocks take half of a multiprocessor, so that the next launch starts early beside them, or all of it, where twice as
 // many warps are worth more than that.
@@ -65,9 +66,11 @@ inline int launch_either(const Problem& p, const Launch& launch) {
   return error;
 }
 
-// The problem, but for how it is spread.
-inline Problem pose(const MatmulArgs& args, Affine affine, int bits, bool is_float) {
-  const layout::Packed packed(Layout::kNvidia, args.w.n, args.w.k, bits);
+// The problem, but for how it is spread; affine: of integers.
+template <class Weight>
+inline Problem pose(const MatmulArgs& args, Affine affine) {
+  if (Weight::kFloat) affine = is_fine(args.w) ? bytes::kE2m1Bytes : Affine{1.0f, 0.0f};
+  const layout::Packed packed(Layout::kNvidia, args.w.n, args.w.k, Weight::kBits);
   Problem p{};
   p.codes = args.w.codes;
   p.scales = static_cast<const uint8_t*>(args.w.scales);
@@ -86,8 +89,7 @@ inline Problem pose(const MatmulArgs& args, Affine affine, int bits, bool is_flo
   const GroupLength group = group_length(args.w);
   p.group_shift = args.w.group_size < 0 ? 31 : group.fragments + 4, p.group_steps = group.steps;
   p.groups = static_cast<int>(groups_of(args.w));
-  p.step = is_float ? 1.0f : affine.step;
-  p.zero_base = is_float ? 0.0f : affine.offset / affine.step;
+  p.step = affine.step, p.zero_base = affine.offset / affine.step;
   const bool is_min = args.w.zero_kind == ZeroKind::kMin;
   p.zero_on_code = is_min ? 0.0f : 1.0f / p.step, p.zero_on_value = is_min ? 1.0f / p.step : 0.0f;
   p.bf16_scales = args.w.scale_type == ScaleType::kBFloat16;
@@ -102,18 +104,20 @@ template <class Weight, class Act, class Tile>
 inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   if (args.x.m < 1 || args.x.m > Tile::kTokens || args.w.scale_type == ScaleType::kFloat32)
     return cudaErrorInvalidValue;
-  const Problem p = pose(args, affine, Weight::kBits, Weight::kFloat);
-  const bool zeros = p.zero_kind != ZeroKind::kNone;
-  if (is_fine(args.w)) {
-    if constexpr (kHasFine<Weight, Tile>) {
-      if (args.w.group_size < kStepK / kFineUnits) return cudaErrorInvalidValue;
-      return zeros ? launch_either<Weight, Act, Tile, Form<true, ZeroForm::kAny>>(p, launch)
-                   : launch_either<Weight, Act, Tile, Form<true, ZeroForm::kNone>>(p, launch);
-    }
-    return cudaErrorInvalidValue;
-  }
-  if (!zeros) return launch_either<Weight, Act, Tile, Form<false, ZeroForm::kNone>>(p, launch);
-  if constexpr (!Weight::kFloat) return launch_either<Weight, Act, Tile, Form<false, ZeroForm::kAny>>(p, launch);
+  const Problem p = pose<Weight>(args, affine);
+  const auto run = [&](auto units) {
+    constexpr int kUnits = decltype(units)::value;
+    if (p.zero_kind == ZeroKind::kNone)
+      return launch_either<Weight, Act, Tile, Groups<kUnits, ZeroForm::kNone>>(p, launch);
+    if constexpr (!Weight::kFloat) return launch_either<Weight, Act, Tile, Groups<kUnits, ZeroForm::kAny>>(p, launch);
+    return static_cast<int>(cudaErrorInvalidValue);
+  };
+  constexpr int kMost = kMostUnits<Weight, Tile>;
+  if (!is_fine(args.w)) return run(std::integral_constant<int, 1>{});
+  if constexpr (kMost >= 4)
+    if (args.w.group_size >= 32) return run(std::integral_constant<int, 4>{});
+  if constexpr (kMost >= 8)
+    if (args.w.group_size >= 16) return run(std::integral_constant<int, 8>{});
   return cudaErrorInvalidValue;
 }
 

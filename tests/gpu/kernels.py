@@ -66,8 +66,8 @@ def forced(name: str | None) -> contextlib.AbstractContextManager:
 
 def serves(name: str, pw: lowbit.PackedWeight) -> bool:
     """Whether a tile has a kernel for a weight: decode none for floats with zeros, decode and tiles of gemm_sm90 that
-    are no powers of two none for groups of less than 128 (n1 of decode, for integers, of less than 32), the latter none
-    for zeros that are no whole numbers; scales of float32 are for gemm_sm90 with groups of 32 and more, in wide tiles
+    are no powers of two none for groups of less than 128 (n1 of decode, for integers, of less than 32, and for
+    float4_e2m1 for any), the latter none for zeros that are no whole numbers; scales of float32 are for gemm_sm90 with groups of 32 and more, in wide tiles
     for floats and 5 bits and more alone.
     """
     if pw.scheme.scale_type == "float32":
@@ -80,7 +80,8 @@ def serves(name: str, pw: lowbit.PackedWeight) -> bool:
     zeros = pw.zero_kind != "none" and (
         pw.dtype.kind == "float" if family(name) == "decode" else pw.numbers[-1] != WHOLE_ZEROS
     )
-    least = 32 if family(name) == "decode" and tokens(name) == 1 and pw.dtype.kind != "float" else 128
+    one_row = {"int": 32, "uint": 32}.get(pw.dtype.kind, 16 if pw.dtype.bits == 4 else 128)
+    least = one_row if family(name) == "decode" and tokens(name) == 1 else 128
     return not zeros and not 0 < pw.group_size < least
 
 

@@ -48,14 +48,13 @@ def group_for(row: dict, fine: int = 64) -> int:
 
 
 def kind_for(row: dict, wanted: str = "zero") -> str:
-    """A kind of zeros that a kernel takes: where it takes no fine groups, gemm_sm90 takes whole zeros alone, and decode
-    takes none with floats.
+    """A kind of zeros that a kernel takes: decode takes none with floats, gemm_sm90 whole ones alone where it takes no
+    fine groups.
     """
-    if wanted == "none" or row.get("least_group", 16) < 128:
-        return wanted
-    if row["family"] == "gemm_sm90":
-        return "whole"
-    return "none" if row["weight"].startswith("float") else wanted
+    if row["family"] == "decode" and row["weight"].startswith("float"):
+        return "none"
+    whole = row["family"] == "gemm_sm90" and row.get("least_group", 16) >= 128
+    return "whole" if whole and wanted != "none" else wanted
 
 
 def skip_refused(refused: list[str], right: int) -> None:
@@ -88,7 +87,7 @@ def why_wrong(kernel: str, y, x, weight, bias=None, together=True) -> str | None
     if scales_values(kernel, weight.pw):
         return oracle.wrong_rounded(y, x, weight, bias, together)
     exact, size = oracle.product(x, weight, bias)
-    if family(kernel) == "decode" and weight.qt.dtype.kind != "float":
+    if family(kernel) == "decode" and (weight.qt.dtype.kind != "float" or 0 < weight.pw.group_size < 128):
         # It multiplies two 8-bit digits of x, which are off by up to 2^-15 of the largest x of 128 k.
         size = size + 2**-15 / oracle.SHARE * x.double().abs().amax(1, keepdim=True) * weight.size.sum(1)
     return oracle.wrong(y, exact, size)

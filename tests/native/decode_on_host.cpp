@@ -26,18 +26,21 @@ void run_one(const Case& c, const Split& split) {
   for (const bool late : {false, true}) {
     emulated::late = late;
     const MatmulArgs args = product.pose(late);
-    const decode::Problem p = decode::pose(args, kAffine, Weight::kBits, Weight::kFloat);
-    const auto launch_as = [&](auto fine) {
-      using None = Form<decltype(fine)::value, ZeroForm::kNone>;
-      using Any = Form<decltype(fine)::value, ZeroForm::kAny>;
+    const decode::Problem p = decode::pose<Weight>(args, kAffine);
+    const auto launch_as = [&](auto units) {
+      using None = decode::Groups<decltype(units)::value, ZeroForm::kNone>;
+      using Any = decode::Groups<decltype(units)::value, ZeroForm::kAny>;
       if (c.kind == ZeroKind::kNone) return decode::launch_kernel<Weight, Act, Tile, None>(p, launch);
       if constexpr (!Weight::kFloat) return decode::launch_kernel<Weight, Act, Tile, Any>(p, launch);
       return static_cast<int>(cudaErrorInvalidValue);
     };
     int error = cudaErrorInvalidValue;
-    if (!is_fine(args.w)) error = launch_as(std::false_type{});
-    if constexpr (decode::kHasFine<Weight, Tile>)
-      if (is_fine(args.w)) error = launch_as(std::true_type{});
+    constexpr int kMost = decode::kMostUnits<Weight, Tile>;
+    if (!is_fine(args.w)) error = launch_as(std::integral_constant<int, 1>{});
+    if constexpr (kMost >= 4)
+      if (is_fine(args.w) && args.w.group_size >= 32) error = launch_as(std::integral_constant<int, 4>{});
+    if constexpr (kMost >= 8)
+      if (args.w.group_size == 16) error = launch_as(std::integral_constant<int, 8>{});
     product.report(error, "n" + std::to_string(Tokens) + (Whole ? " whole" : " half") + shared, late);
   }
 }
@@ -81,6 +84,11 @@ int main() {
   run_one<Int<8>, __half, 1, true>({90, 1000, 1, 32, kZero, kFp16, 2, 80}, {});
   run_one<Int<2>, __half, 1, false>({520, 4100, 1, 32, kZero, kFp16, 4, 90}, {4, 2, 2, 3, 8, 4});
   run_one<Int<4>, __half, 1, true>({300, 1300, 1, 64, kNone, kFp16, 4, 90}, {1, 16, 2, 2, 16, 1});
+  run_one<Float<2, 1>, __half, 1, true>({300, 1300, 1, 32, kNone, kBf16, 2, 90}, {});
+  run_one<Float<2, 1>, __nv_bfloat16, 1, false>({40, 2100, 1, 64, kNone, kFp16, 1, 80}, {});
+  run_one<Float<2, 1>, __half, 1, false>({300, 1303, 1, 16, kNone, kFp16, 2, 80}, {});
+  run_one<Float<2, 1>, __nv_bfloat16, 1, true>({90, 5000, 1, 16, kNone, kBf16, 1, 80}, {});
+  run_one<Float<2, 1>, __half, 1, false>({600, 2100, 1, 16, kNone, kFp16, 4, 90}, {4, 2, 2, 3, 8, 4});
   // Two blocks share K: the ring turns, passes, a slice without steps, several rows of x.
   run_one<Int<4>, __half, 1, false>({600, 2100, 1, 128, kNone, kFp16, 2, 90}, {4, 2, 2, 3, 8, 4});
   run_one<Int<3>, __half, 2, true>({300, 700, 2, 256, kZero, kFp16, 4, 90}, {1, 16, 2, 1, 16, 0});

@@ -1,9 +1,11 @@
-// What one warp does with its slice of a row tile of integer codes: products of bytes, exact until a group is scaled.
+// What one warp does with its slice of a row tile of codes that are bytes: products of these, exact until a group is
+// scaled.
 //
 // Columns 2i and 2i + 1 of a product are the low and high digits of one token; so a product holds four tokens, and a
 // lane 4g + t finds rows g and g + 8 of token t. With fewer than four tokens it holds further steps of 128 k (phases):
 // column pair i is token i % kTokens in phase i / kTokens. Where groups are shorter than 128 k, they hold parts of one
-// step (units) instead, each with x of its own 32 k and 0 elsewhere, so that these have sums of their own.
+// step (units) instead, each with x of its own k and 0 elsewhere, so that these have sums of their own; eight units
+// have two sets of sums, one of each 64 k.
 #pragma once
 #include <cstdint>
 
@@ -22,13 +24,15 @@ struct ByteWorker {
   using Feed = StageFeed<Weight, Tile, Form>;
   using Ring = typename Feed::Ring;
   static constexpr bool kZeros = Form::kZeros, kFine = Form::kFine;
-  static constexpr int kUnits = Feed::kUnits;
+  static constexpr int kUnits = Form::kUnits, kSets = Form::kSets;
   using X = Digits<Act, Tile, bytes::kMerged<Weight::kBits>, kUnits>;
   static constexpr bool kFloat = false;
   static constexpr int kBits = Weight::kBits, kTokens = Tile::kTokens, kRows = Ring::kRows;
   static constexpr int kPhases = kFine ? 1 : 4 / kTokens;  // steps in a product
-  static_assert(!kFine || kHasFine<Weight, Tile>);
-  using Parts = bytes::Parts<kBits, true>;
+  static_assert(kUnits <= kMostUnits<Weight, Tile>);
+  static constexpr bool kLookedUp = bytes::kLookedUp<Weight>;
+  using Table = std::conditional_t<kLookedUp, bytes::E2m1Table, bytes::NoTable>;
+  using Parts = std::conditional_t<kLookedUp, bytes::LookedUpParts, bytes::Parts<kBits, true>>;
   static constexpr bool kMerged = bytes::kMerged<kBits>;
 
   // What it hands in: items of kFloats, kItems a tile.
@@ -39,16 +43,17 @@ struct ByteWorker {
   const Problem& p;
   const uint32_t zeros;  // in shared memory: bytes of 0
   uint32_t row, entry;   // where this lane's digits of a slice begin, and its exponents and sums
-  uint32_t scale_at;     // its word of a step's scales
+  uint32_t scale_at;     // its word of a step's scales, of the first set
   float zero_base;
   int bf16_scales;
-  int sums[kRows][Parts::kCount][4];
+  Table table;
+  int sums[kRows][kSets][Parts::kCount][4];
   float total[kRows][2];
 
   __device__ ByteWorker(const Position& position, uint32_t zeros_at, uint32_t x_at, uint32_t table_at)
       : at(position), p(position.p), zeros(zeros_at) {
     const int begin = at.first_step - at.block_step(at.rank), column = at.lane / 4, t = at.lane % 4;
-    const int unit = kFine ? t : 0, shift = kFine ? p.group_shift - 5 : 0;
+    const int unit = kFine ? t : 0, shift = kFine ? p.group_shift - Form::kUnitShift : 0;
     entry = table_at + ((begin + scale_phase()) * kTokens + t % kTokens) * kTableBytes + unit * 8;
     scale_at = (unit >> shift << shift) * 32 + at.lane / 4 * 4;
     // Why min: tokens that don't exist read the last one; their sums are never stored.
@@ -69,9 +74,11 @@ struct ByteWorker {
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
-      for (int part = 0; part < Parts::kCount; ++part)
+      for (int set = 0; set < kSets; ++set)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums[r][part][i] = 0;
+        for (int part = 0; part < Parts::kCount; ++part)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sums[r][set][part][i] = 0;
   }
 
   // ---- products ----------------------------------------------------------------------------------------------------
@@ -93,8 +100,12 @@ struct ByteWorker {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         uint32_t a[4];
-        bytes::fragments<Width, true>(words[r], i, a);
-        ptx::mma_bytes(sums[r][part_of<Width>(First, i)], a, digits[2 * i], digits[2 * i + 1]);
+        if constexpr (kLookedUp) {
+          table.fragments(words[r], i, a);
+        } else {
+          bytes::fragments<Width, true>(words[r], i, a);
+        }
+        ptx::mma_bytes(sums[r][i * kSets / 4][part_of<Width>(First, i)], a, digits[2 * i], digits[2 * i + 1]);
       }
   }
 
@@ -118,9 +129,9 @@ struct ByteWorker {
       for (int r = 0; r < kRows; ++r) {
         uint32_t even[4], odd[4];
         bytes::fragments<kBits, false>(words[r], i, even);
-        ptx::mma_bytes(sums[r][1], even, digits[4 * i], digits[4 * i + 1]);
+        ptx::mma_bytes(sums[r][0][1], even, digits[4 * i], digits[4 * i + 1]);
         bytes::fragments<kBits, true>(words[r], i, odd);
-        ptx::mma_bytes(sums[r][0], odd, digits[4 * i + 2], digits[4 * i + 3]);
+        ptx::mma_bytes(sums[r][0][0], odd, digits[4 * i + 2], digits[4 * i + 3]);
       }
   }
 
@@ -128,6 +139,10 @@ struct ByteWorker {
   __device__ __forceinline__ void load_units(uint32_t row, uint32_t (&digits)[8]) const {
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
+      if constexpr (kUnits == 8) {
+        digits[unit] = ptx::load_shared((at.lane / 8 == unit % 4 ? row : zeros) + unit / 4 * 128 + unit % 4 * 4);
+        continue;
+      }
       const uint32_t from = (at.lane / 8 == unit ? row : zeros) + unit / 2 * 128;
       uint32_t* to = digits + unit / 2 * 4;
       if constexpr (kMerged) {  // even fragments come first
@@ -159,6 +174,12 @@ struct ByteWorker {
   // total += scale * sums, then sums = 0. Of the phase that this lane sums: scales: its word of row tile 0; entry: its
   // place in the table; used: whether its step is part of the slice.
   __device__ __forceinline__ void finish(uint32_t scales, uint32_t entry, bool used) {
+#pragma unroll
+    for (int set = 0; set < kSets; ++set) finish_set(set, scales + set * (4 * 32), entry + set * (4 * 8), used);
+    clear_sums();
+  }
+
+  __device__ __forceinline__ void finish_set(int set, uint32_t scales, uint32_t entry, bool used) {
     uint32_t words[2];
     ptx::load_shared(entry, words[0], words[1]);
     const float unit = used ? __uint_as_float(words[0]) : 0.0f, x_sum = used ? __uint_as_float(words[1]) : 0.0f;
@@ -180,8 +201,8 @@ struct ByteWorker {
           int digits[2];
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            digits[i] = sums[r][part][2 * h + i];
-            if (kMerged) digits[i] += static_cast<int>(Parts::factor(1, h)) * sums[r][1][2 * h + i];
+            digits[i] = sums[r][set][part][2 * h + i];
+            if (kMerged) digits[i] += static_cast<int>(Parts::factor(1, h)) * sums[r][set][1][2 * h + i];
           }
           return static_cast<float>(digits[0] + 256 * digits[1]);
         };
@@ -194,7 +215,6 @@ struct ByteWorker {
         if (kZeros) total[r][h] = fmaf(own_zero * (p.zero_on_value * kOne[h]) * unit, x_sum, total[r][h]);
       }
     }
-    clear_sums();
   }
 
   // ---- a slice of kRows row tiles ----------------------------------------------------------------------------------
@@ -221,6 +241,7 @@ struct ByteWorker {
     uint32_t entry = this->entry, row = this->row;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) total[r][0] = total[r][1] = 0.0f;
+    table.load(zeros + Map<Ring, Tile>::kTable);
 
 #pragma unroll 1
     for (int turn = 0; turn < steps; turn += kTurn) {

@@ -21,6 +21,7 @@ struct FloatWorker {
   using Decoder = lowbit::Decoder<Weight, Act>;
   using Words = typename Decoder::Words;
   using Sum = float[4];
+  using Table = bytes::NoTable;
   static constexpr bool kFloat = true;
   static constexpr int kBits = Weight::kBits, kTokens = Tile::kTokens, kRows = Ring::kRows;
   static constexpr int kPhases = 8 / kTokens;  // steps in a product

@@ -20,10 +20,10 @@
 
 namespace lowbit::decode {
 
-// Integers multiply as bytes, floats in the type of x.
+// Integers, and floats in short groups, multiply as bytes, other floats in the type of x.
 template <class Weight, class Act, class Tile, class Form>
-using WorkerOf =
-    std::conditional_t<Weight::kFloat, FloatWorker<Weight, Act, Tile>, ByteWorker<Weight, Act, Tile, Form>>;
+using WorkerOf = std::conditional_t<Weight::kFloat && !Form::kFine, FloatWorker<Weight, Act, Tile>,
+                                    ByteWorker<Weight, Act, Tile, Form>>;
 
 template <class Weight, class Act, class Tile, class Form>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const __grid_constant__ Problem p) {
@@ -42,6 +42,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
   }
   const Position at(p);
   if (threadIdx.x < 16) ptx::store_shared(shared + Map::kZeros + threadIdx.x * 16, uint4{0, 0, 0, 0});
+  if (threadIdx.x == 0) Worker::Table::store(shared + Map::kTable);
   const uint32_t x = shared + Map::kX, table = x + p.x_bytes;
 
   // ---- weights: they do not depend on the kernel before

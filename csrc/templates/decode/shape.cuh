@@ -4,6 +4,8 @@
 
 #include "../../args.h"
 #include "../cut.cuh"
+#include "../dequant/bytes.cuh"
+#include "../form.cuh"
 #include "../layout.cuh"
 #include "../ptx/async.cuh"
 
@@ -34,11 +36,24 @@ struct Tile {
   static constexpr int kRingBytes = kRingKilobytes * 1024 / kWarps;
 };
 
-// Parts of a step that may have scales of their own, where groups are shorter than it: 32 k each. Those of one token
-// alone: of the four pairs of columns that a product has, each then has a part.
-constexpr int kFineUnits = 4;
+// What a kernel is built for: so many parts of a step (units) may have scales of their own. 1: groups of 128 k and
+// more; 4: of 32 and 64; 8: of 16.
+template <int Units, ZeroForm Zeros>
+struct Groups : Form<(Units > 1), Zeros> {
+  static_assert(Units == 1 || Units == 4 || Units == 8);
+  static constexpr int kUnits = Units;
+  static constexpr int kLeast = kStepK / Units;          // k of a group
+  static constexpr int kUnitShift = Units == 8 ? 4 : 5;  // log2 of that, of shorter groups
+  static constexpr int kSets = Units == 8 ? 2 : 1;       // of sums: a product has columns for four units
+};
+
+// The most units that a weight has a kernel for. Why one token alone: of the four pairs of columns that a product has,
+// each then has a unit. Floats have shorter groups than integers in the formats that people use.
 template <class Weight, class Tile>
-constexpr bool kHasFine = !Weight::kFloat && Tile::kTokens == 1;
+constexpr int kMostUnits = Tile::kTokens > 1          ? 1
+                           : bytes::kLookedUp<Weight> ? 8
+                           : Weight::kFloat           ? 1
+                                                      : 4;
 
 // Everything a kernel is told; sizes are those of the unpadded problem unless they say otherwise.
 struct Problem {
@@ -78,6 +93,7 @@ template <class Ring, class Tile>
 struct Map {
   static constexpr int kZeros = 0;    // 256 bytes of 0, which columns without x read
   static constexpr int kMet = 256;    // two barriers: the sums of an even, of an odd pass have come
+  static constexpr int kTable = 272;  // 16 bytes of a worker
   static constexpr int kRings = 384;  // Why not 272: loads of a warp would touch five lines of 128 bytes, not four
   static constexpr int kX = kRings + Tile::kWarps * Ring::kBytes;  // then its table, then sums that meet
 };

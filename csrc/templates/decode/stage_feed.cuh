@@ -2,7 +2,7 @@
 //
 // A stage holds kSteps steps of kRows row tiles, plane by plane; scales of the same steps, then their zeros, lie in
 // slots of their own, which outlive the stage until its sums are scaled: of a step one for each row, or, where groups
-// are fine, one for each kFineUnits-th part of it; of groups of 64 every second place stays empty. Every lane copies 16
+// are fine, one for each unit of it, of which only the first of a group is filled. Every lane copies 16
 // bytes at a time; a commit group is one stage. fetch() is called once a stage also when nothing is left, so that the
 // count of groups in flight stays what the caller waits for.
 #pragma once
@@ -16,7 +16,7 @@ namespace lowbit::decode {
 
 template <class Weight, class Tile, class Form>
 struct StageRing {
-  static constexpr int kBits = Weight::kBits, kUnits = Form::kFine ? kFineUnits : 1;
+  static constexpr int kBits = Weight::kBits, kUnits = Form::kUnits;
   // Row tiles side by side: they share x. Why not of more bits: few stages would fit. Blocks of half a multiprocessor
   // have room for them, and small weights, which are theirs, are not brought as fast as they are multiplied.
   static constexpr int kRows = kBits <= (Tile::kKind == Kind::kHalf && Tile::kTokens <= 2 ? 6 : 4) ? 2 : 1;
@@ -129,7 +129,7 @@ struct StageFeed {
       ptx::copy_async(to_own, scales + static_cast<uint32_t>(step >> p.group_steps) * 32u);
     } else {
       static_assert(kScaleCopies <= 32);
-      const int unit = step * kUnits + lane / 2 % kUnits, shift = p.group_shift - 5;
+      const int unit = step * kUnits + lane / 2 % kUnits, shift = p.group_shift - Form::kUnitShift;
       if (unit & ((1 << shift) - 1)) return;  // not the first of its group
       const uint8_t* from = scales + static_cast<uint32_t>(min(unit >> shift, p.groups - 1)) * 32u;
       ptx::copy_async(to_own, from);

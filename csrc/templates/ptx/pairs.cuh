@@ -30,6 +30,18 @@ __device__ __forceinline__ uint32_t masked_or(uint32_t word, uint32_t mask, uint
 #endif
 }
 
+// Byte i is byte w % 8 of high:low, where w is bits 4i and up of `which`; 0 where bit 3 of w is set and that byte is
+// less than 128. Why in asm: __byte_perm promises nothing for bit 3.
+__device__ __forceinline__ uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t which) {
+#ifdef __CUDA_ARCH__
+  uint32_t made;
+  asm("prmt.b32 %0, %1, %2, %3;\n" : "=r"(made) : "r"(low), "r"(high), "r"(which));
+  return made;
+#else
+  return 0;
+#endif
+}
+
 constexpr uint32_t kMinusZeros = 0x80008000u;  // plus these is nothing
 
 // a * b + c, rounded once.

@@ -7,6 +7,14 @@ namespace lowbit::ptx {
 inline uint32_t select(uint32_t a, uint32_t b, uint32_t mask) { return (a & mask) | (b & ~mask); }
 inline uint32_t masked_or(uint32_t word, uint32_t mask, uint32_t more) { return (word & mask) | more; }
 
+// As PTX says of prmt: bit 3 of a selector repeats the sign of the byte.
+inline uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t which) {
+  uint32_t made = emulated::byte_perm(low, high, which);
+  for (int i = 0; i < 4; ++i)
+    if (which >> (4 * i + 3) & 1) made = (made & ~(0xFFu << 8 * i)) | (made >> (8 * i + 7) & 1 ? 0xFFu << 8 * i : 0u);
+  return made;
+}
+
 constexpr uint32_t kMinusZeros = 0x80008000u;
 
 // of(number of a, of b, of c) of each half, rounded once: doubles hold all digits of products and sums of such numbers.
