@@ -42,8 +42,7 @@ template <int Units, ZeroForm Zeros>
 struct Groups : Form<(Units > 1), Zeros> {
   static_assert(Units == 1 || Units == 4 || Units == 8);
   static constexpr int kUnits = Units;
-  static constexpr int kLeast = kStepK / Units;          // k of a group
-  static constexpr int kUnitShift = Units == 8 ? 4 : 5;  // log2 of that, of shorter groups
+  static constexpr int kUnitShift = Units == 8 ? 4 : 5;  // log2 of the k of one, of shorter groups
   static constexpr int kSets = Units == 8 ? 2 : 1;       // of sums: a product has columns for four units
 };
 
@@ -93,7 +92,7 @@ template <class Ring, class Tile>
 struct Map {
   static constexpr int kZeros = 0;    // 256 bytes of 0, which columns without x read
   static constexpr int kMet = 256;    // two barriers: the sums of an even, of an odd pass have come
-  static constexpr int kTable = 272;  // 16 bytes of a worker
+  static constexpr int kTable = 272;  // of a worker, 32 bytes
   static constexpr int kRings = 384;  // Why not 272: loads of a warp would touch five lines of 128 bytes, not four
   static constexpr int kX = kRings + Tile::kWarps * Ring::kBytes;  // then its table, then sums that meet
 };
