@@ -1,4 +1,4 @@
-// The instruction that chooses bytes, for a host.
+// Instructions on whole words, for a host.
 #pragma once
 #include <cstdint>
 
@@ -11,5 +11,8 @@ inline uint32_t byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
   for (int i = 0; i < 4; ++i) made |= static_cast<uint32_t>(both >> (selector >> 4 * i & 7) * 8 & 0xFF) << 8 * i;
   return made;
 }
+
+// The upper half of a product.
+inline uint32_t multiply_high(uint32_t a, uint32_t b) { return static_cast<uint32_t>(uint64_t{a} * b >> 32); }
 
 }  // namespace emulated

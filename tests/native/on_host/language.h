@@ -68,6 +68,7 @@ Pair largest(Pair a, Pair b) {
 #define __float_as_uint emulated::as<uint32_t, float>
 #define __float_as_int emulated::as<int, float>
 #define __byte_perm emulated::byte_perm
+#define __umulhi emulated::multiply_high
 #define __dp4a emulated::dp4a
 #define __habs2 emulated::magnitudes
 #define __hmax2_nan emulated::largest
