@@ -67,8 +67,8 @@ def forced(name: str | None) -> contextlib.AbstractContextManager:
 def serves(name: str, pw: lowbit.PackedWeight) -> bool:
     """Whether a tile has a kernel for a weight: decode none for floats with zeros, decode and tiles of gemm_sm90 that
     are no powers of two none for groups of less than 128 (n1 of decode, for integers, of less than 32, and for
-    float4_e2m1 for any), the latter none for zeros that are no whole numbers; scales of float32 are for gemm_sm90 with groups of 32 and more, in wide tiles
-    for floats and 5 bits and more alone.
+    float4_e2m1 for any), the latter none for zeros that are no whole numbers; scales of float32 are for gemm_sm90 with
+    groups of 32 and more, in wide tiles for floats and 5 bits and more alone.
     """
     if pw.scheme.scale_type == "float32":
         if family(name) != "gemm_sm90" or pw.group_size == 16:
