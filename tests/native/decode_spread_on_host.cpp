@@ -14,7 +14,7 @@ template <int Bits, class Tile>
 bool answer(Problem p) {
   Launch launch{};
   launch.clusters[0] = 132, launch.clusters[1] = 66, launch.overlap = true;
-  const Traits& traits = kTraits<ByteWorker<Int<Bits>, __half, Tile, Form<false, ZeroForm::kNone>>, Tile>;
+  const Traits& traits = kTraits<ByteWorker<Int<Bits>, __half, Tile, Groups<1, ZeroForm::kNone>>, Tile>;
   if (!spread(traits, p, launch)) return false;
   std::printf("%d %d %d %d %d %d\n", traits.warps >> p.warps_k_shift, 1 << p.warps_k_shift, 1 << p.cluster_shift,
               p.early, traits.warps, p.next_after);

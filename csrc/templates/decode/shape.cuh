@@ -4,7 +4,7 @@
 
 #include "../../args.h"
 #include "../cut.cuh"
-#include "../dequant/bytes.cuh"
+#include "../dequant/looked_up.cuh"
 #include "../form.cuh"
 #include "../layout.cuh"
 #include "../ptx/async.cuh"

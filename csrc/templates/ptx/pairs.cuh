@@ -33,13 +33,16 @@ __device__ __forceinline__ uint32_t masked_or(uint32_t word, uint32_t mask, uint
 // Byte i is byte w % 8 of high:low, where w is bits 4i and up of `which`; 0 where bit 3 of w is set and that byte is
 // less than 128. Why in asm: __byte_perm promises nothing for bit 3.
 __device__ __forceinline__ uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t which) {
+  uint32_t made = 0;
 #ifdef __CUDA_ARCH__
-  uint32_t made;
   asm("prmt.b32 %0, %1, %2, %3;\n" : "=r"(made) : "r"(low), "r"(high), "r"(which));
-  return made;
 #else
-  return 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t of = which >> 4 * i & 0xF, byte = static_cast<uint32_t>((uint64_t{high} << 32 | low) >> of % 8 * 8);
+    made |= (of & 8 ? (byte & 0x80 ? 0xFFu : 0u) : byte & 0xFF) << 8 * i;
+  }
 #endif
+  return made;
 }
 
 constexpr uint32_t kMinusZeros = 0x80008000u;  // plus these is nothing
