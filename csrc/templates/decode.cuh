@@ -98,6 +98,25 @@ inline Problem pose(const MatmulArgs& args, Affine affine) {
   return p;
 }
 
+// Calls run(Groups) for the form that serves a weight, the one of the fewest units; cudaErrorInvalidValue where there
+// is none.
+template <class Weight, class Tile, class Run>
+inline int with_groups(const MatmulArgs& args, const Run& run) {
+  const auto with = [&](auto units) {
+    constexpr int kUnits = decltype(units)::value;
+    if (args.w.zero_kind == ZeroKind::kNone) return run(Groups<kUnits, ZeroForm::kNone>{});
+    if constexpr (!Weight::kFloat) return run(Groups<kUnits, ZeroForm::kAny>{});
+    return static_cast<int>(cudaErrorInvalidValue);
+  };
+  constexpr int kMost = kMostUnits<Weight, Tile>;
+  if (!is_fine(args.w)) return with(std::integral_constant<int, 1>{});
+  if constexpr (kMost >= 4)
+    if (args.w.group_size >= 32) return with(std::integral_constant<int, 4>{});
+  if constexpr (kMost >= 8)
+    if (args.w.group_size >= 16) return with(std::integral_constant<int, 8>{});
+  return cudaErrorInvalidValue;
+}
+
 // args: checked by the caller; m <= Tile::kTokens, x rows 16-byte aligned, codes in layout nvidia, 16-bit scales.
 // Returns a cudaError_t: cudaErrorInvalidValue when this tile can't hold the problem.
 template <class Weight, class Act, class Tile>
@@ -105,20 +124,8 @@ inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   if (args.x.m < 1 || args.x.m > Tile::kTokens || args.w.scale_type == ScaleType::kFloat32)
     return cudaErrorInvalidValue;
   const Problem p = pose<Weight>(args, affine);
-  const auto run = [&](auto units) {
-    constexpr int kUnits = decltype(units)::value;
-    if (p.zero_kind == ZeroKind::kNone)
-      return launch_either<Weight, Act, Tile, Groups<kUnits, ZeroForm::kNone>>(p, launch);
-    if constexpr (!Weight::kFloat) return launch_either<Weight, Act, Tile, Groups<kUnits, ZeroForm::kAny>>(p, launch);
-    return static_cast<int>(cudaErrorInvalidValue);
-  };
-  constexpr int kMost = kMostUnits<Weight, Tile>;
-  if (!is_fine(args.w)) return run(std::integral_constant<int, 1>{});
-  if constexpr (kMost >= 4)
-    if (args.w.group_size >= 32) return run(std::integral_constant<int, 4>{});
-  if constexpr (kMost >= 8)
-    if (args.w.group_size >= 16) return run(std::integral_constant<int, 8>{});
-  return cudaErrorInvalidValue;
+  return with_groups<Weight, Tile>(
+      args, [&](auto groups) { return launch_either<Weight, Act, Tile, decltype(groups)>(p, launch); });
 }
 
 }  // namespace lowbit::decode

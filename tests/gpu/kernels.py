@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 
 import pytest
@@ -64,11 +65,16 @@ def forced(name: str | None) -> contextlib.AbstractContextManager:
     return contextlib.nullcontext() if name is None else extension.force_cuda_kernel(name)
 
 
+@functools.cache
+def least_group(name: str) -> int:
+    """The shortest groups that a kernel takes, as the manifest says."""
+    return next(row.get("least_group", 16) for row in product_rows() if row["name"] == name)
+
+
 def serves(name: str, pw: lowbit.PackedWeight) -> bool:
-    """Whether a tile has a kernel for a weight: decode none for floats with zeros, decode and tiles of gemm_sm90 that
-    are no powers of two none for groups of less than 128 (n1 of decode, for integers, of less than 32, and for
-    float4_e2m1 for any), the latter none for zeros that are no whole numbers; scales of float32 are for gemm_sm90 with
-    groups of 32 and more, in wide tiles for floats and 5 bits and more alone.
+    """Whether a tile has a kernel for a weight: none for groups shorter than its least, decode none for floats with
+    zeros, tiles of gemm_sm90 that are no powers of two none for zeros that are no whole numbers; scales of float32 are
+    for gemm_sm90 with groups of 32 and more, in wide tiles for floats and 5 bits and more alone.
     """
     if pw.scheme.scale_type == "float32":
         if family(name) != "gemm_sm90" or pw.group_size == 16:
@@ -80,9 +86,7 @@ def serves(name: str, pw: lowbit.PackedWeight) -> bool:
     zeros = pw.zero_kind != "none" and (
         pw.dtype.kind == "float" if family(name) == "decode" else pw.numbers[-1] != WHOLE_ZEROS
     )
-    one_row = {"int": 32, "uint": 32}.get(pw.dtype.kind, 16 if pw.dtype.bits == 4 else 128)
-    least = one_row if family(name) == "decode" and tokens(name) == 1 else 128
-    return not zeros and not 0 < pw.group_size < least
+    return not zeros and not 0 < pw.group_size < least_group(name)
 
 
 def may_refuse(name: str, m: int, k: int) -> bool:

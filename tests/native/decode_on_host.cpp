@@ -27,20 +27,8 @@ void run_one(const Case& c, const Split& split) {
     emulated::late = late;
     const MatmulArgs args = product.pose(late);
     const decode::Problem p = decode::pose<Weight>(args, kAffine);
-    const auto launch_as = [&](auto units) {
-      using None = decode::Groups<decltype(units)::value, ZeroForm::kNone>;
-      using Any = decode::Groups<decltype(units)::value, ZeroForm::kAny>;
-      if (c.kind == ZeroKind::kNone) return decode::launch_kernel<Weight, Act, Tile, None>(p, launch);
-      if constexpr (!Weight::kFloat) return decode::launch_kernel<Weight, Act, Tile, Any>(p, launch);
-      return static_cast<int>(cudaErrorInvalidValue);
-    };
-    int error = cudaErrorInvalidValue;
-    constexpr int kMost = decode::kMostUnits<Weight, Tile>;
-    if (!is_fine(args.w)) error = launch_as(std::integral_constant<int, 1>{});
-    if constexpr (kMost >= 4)
-      if (is_fine(args.w) && args.w.group_size >= 32) error = launch_as(std::integral_constant<int, 4>{});
-    if constexpr (kMost >= 8)
-      if (args.w.group_size == 16) error = launch_as(std::integral_constant<int, 8>{});
+    const int error = decode::with_groups<Weight, Tile>(
+        args, [&](auto groups) { return decode::launch_kernel<Weight, Act, Tile, decltype(groups)>(p, launch); });
     product.report(error, "n" + std::to_string(Tokens) + (Whole ? " whole" : " half") + shared, late);
   }
 }

@@ -2,9 +2,9 @@
 //
 // A stage holds kSteps steps of kRows row tiles, plane by plane; scales of the same steps, then their zeros, lie in
 // slots of their own, which outlive the stage until its sums are scaled: of a step one for each row, or, where groups
-// are fine, one for each unit of it, of which only the first of a group is filled. Every lane copies 16
-// bytes at a time; a commit group is one stage. fetch() is called once a stage also when nothing is left, so that the
-// count of groups in flight stays what the caller waits for.
+// are fine, one for each unit of it, of which only the first of a group is filled. Every lane copies 16 bytes at a
+// time; a commit group is one stage. fetch() is called once a stage also when nothing is left, so that the count of
+// groups in flight stays what the caller waits for.
 #pragma once
 #include <cstdint>
 
