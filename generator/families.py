@@ -70,8 +70,8 @@ def families() -> tuple[Family, ...]:
             # Other floats, and finer groups, are no slower by the smallest tile of gemm_sm90.
             variants=token_tiles(1, weights=r"u?int\d", least_group=32)
             + token_tiles(1, weights=r"float4.*")
-            + token_tiles(1, weights=r"float8.*", least_group=128)
-            + token_tiles(2, 4, weights=r"u?int\d|float[48].*", least_group=128),
+            + token_tiles(1, weights=r"float[38].*", least_group=128)
+            + token_tiles(2, 4, weights=r"u?int\d|float[348].*", least_group=128),
             template=("templates/decode.cuh",),
             unit_per_type=True,
         ),

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generator.families import families
+from lowbit.dtypes import weight_type
 from native.build import load
 
 H200 = [132, 66]  # clusters of 1 and of 2 blocks
@@ -105,12 +106,11 @@ def test_the_plan_and_the_list_of_kernels_agree_on_fine_groups(native):
     for family in (f for f in families() if f.name in NAMES):
         for variant in family.variants:
             tile = NAMES[family.name], dict(variant.sizes)["tokens"]
-            for is_float in (False, True):
-                name = "float4_e2m1" if is_float else "int4"
+            for name in ("int4", "float3_e1m1", "float4_e2m1", "float8_e4m3"):
                 if not re.fullmatch(variant.weights, name):
                     continue
-                groups = (16, 32, 64, 128)
-                us = [native.tile_us(*tile, [1, 512, 512], 4, is_float, False, g, NONE, 90, H200) for g in groups]
+                groups, bits, is_float = (16, 32, 64, 128), weight_type(name).bits, name.startswith("float")
+                us = [native.tile_us(*tile, [1, 512, 512], bits, is_float, False, g, NONE, 90, H200) for g in groups]
                 found = [group for group, one in zip(groups, us, strict=True) if one < native.kNever]
                 assert found == [g for g in groups if g >= variant.least_group], (family.name, variant.name, name)
 
@@ -147,7 +147,7 @@ def test_a_tile_without_a_kernel_for_the_weight_is_not_tried(native):
         assert chosen(native, m, 28672, 4096, group_size=64)[1] in (64, 128, 256)
 
 
-def test_one_row_of_groups_of_32_and_64_is_decodes(native):
+def test_one_row_of_short_groups_is_decodes(native):
     """n8 takes up to twice as long: int1 at 8192 x 8192 11.9 us, n1 6.7; int8 at 4608 x 3584 8.9 and 7.6."""
     for group, kind in ((32, NONE), (64, NONE), (32, WHOLE), (64, MIN)):
         for bits, n, k in ((1, 8192, 8192), (8, 4608, 3584), (4, 57344, 8192), (4, 4096, 14336)):
@@ -155,8 +155,22 @@ def test_one_row_of_groups_of_32_and_64_is_decodes(native):
                 options = {"group_size": group, "kind": kind, "capability": capability}
                 assert chosen(native, 1, n, k, bits, **options) == (DECODE, 1)
                 assert chosen(native, 2, n, k, bits, **options)[0] != DECODE
-    # Those of floats have not been timed.
-    assert chosen(native, 1, 8192, 8192, is_float=True, group_size=32) == (SM90, 8)
+    for group in (16, 32, 64):  # float4_e2m1: 57344 x 8192 in groups of 16 104 us, n1 73
+        for n, k in ((57344, 8192), (4096, 4096), (4608, 3584)):
+            assert chosen(native, 1, n, k, is_float=True, group_size=group) == (DECODE, 1)
+    assert chosen(native, 1, 8192, 8192, 8, is_float=True, group_size=64) == (SM90, 8)
+
+
+def test_floats_that_are_looked_up_go_to_decode_where_it_is_faster(native):
+    for bits, m, n, k, found in (
+        (3, 1, 8192, 8192, (DECODE, 1)),  # 10.3 us, by n8 11.0
+        (3, 4, 8192, 8192, (SM90, 8)),  # 10.9 us, by n4 11.7
+        (3, 4, 57344, 8192, (DECODE, 4)),  # 69.8 us, by n8 76.6
+        (4, 1, 4096, 4096, (DECODE, 1)),  # 4.4 us, by n8 4.7
+        (4, 1, 8192, 8192, (SM90, 8)),  # 11.1 us, by n1 12.6
+        (4, 2, 57344, 8192, (DECODE, 2)),  # 63.9 us, by n8 68.9
+    ):
+        assert chosen(native, m, n, k, bits, is_float=True) == found
 
 
 def test_every_tile_of_gemm_sm90_has_a_cost(native):

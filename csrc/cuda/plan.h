@@ -5,6 +5,7 @@
 
 #include "../args.h"
 #include "../templates/deal.cuh"
+#include "../templates/form.cuh"
 #include "split.h"
 
 namespace lowbit::cuda {
@@ -46,7 +47,7 @@ struct Question {
 // Whether a tile has a kernel for the weight: decode none for floats with zeros, decode and tiles of gemm_sm90 that are
 // no powers of two (48, 96, 144...) none for fine groups, but n1 of decode for integers in groups of 32 and 64 and
 // floats of 4 bits in any, and the latter none for zeros other than whole ones. Codebooks without zeros, and scales of
-// fp32, are for gemm_sm90 alone, the latter as Stage::kFloatScales says (gemm_sm90/shape.cuh).
+// fp32, are for gemm_sm90 alone, the latter as Stage::kFloatScales and kExactValues say (gemm_sm90/shape.cuh).
 constexpr bool has_kernel(Family family, int tokens, const Question& q) {
   const bool only_sm90 = q.codebook || q.fp32_scales, scales_values = q.fine() || q.any_zeros();
   if (family == Family::kDecode) {
@@ -56,7 +57,8 @@ constexpr bool has_kernel(Family family, int tokens, const Question& q) {
   if (family == Family::kGemmSm80) return !only_sm90;
   if (q.codebook && q.zero_kind != ZeroKind::kNone) return false;
   if (q.fp32_scales && q.group_size == 16) return false;
-  if (q.fp32_scales && tokens > 16 && !q.codebook && (scales_values || (!q.is_float && q.bits < 5))) return false;
+  const bool rounds = scales_values || (!q.is_float && (q.bits < 5 || rounds_values(q.bits, tokens, !q.bf16_x)));
+  if (q.fp32_scales && tokens > 16 && !q.codebook && rounds) return false;
   return (tokens & (tokens - 1)) == 0 || !scales_values;
 }
 
@@ -184,24 +186,26 @@ constexpr bool prefers_n8(const Question& q) {
   return steps >= 100 && q.n <= 8192 && (q.bits >= 4 || steps <= 128 || q.n <= 5120);
 }
 
-// The same for floats, and few row tiles that have many k: all of x is in shared memory, and k is split too little to
-// fill the device. n1 and n8, us: float4 4096 x 4096 5.9 and 4.5, 8192 x 8192 12.9 and 11.1, 28672 x 4096 22.7
-// and 20.3, but 57344 x 8192 65.7 and 68.4; float8 4096 x 4096 7.4 and 5.6, 8192 x 8192 19.1 and 19.1.
+// The same for floats, us, decode and n8. With 8 bits few row tiles that have many k: all of x is in shared memory, and k
+// is split too little to fill the device; 4096 x 4096 7.4 and 5.6, 8192 x 8192 19.1 and 19.1. Those of 3 and 4 bits are
+// bytes that are looked up: 8192 x 8192 float3 at one row 10.3 and 11.0, at four 11.7 and 10.9, float4 12.6 and 11.1,
+// but 4096 x 4096 4.4 and 4.7, 57344 x 8192 62.3 and 67.6 (nvidia-h200/matmul_20261125_looked_up.json: ten shapes).
 constexpr bool floats_prefer_n8(const Question& q) {
-  if (takes_half(q)) return true;
-  return q.bits == 4 && q.k % 8192 ? q.n * q.k > 4096 * 4096 : q.n <= 5120 && q.k >= 24 * 1024;
+  if (q.bits == 8) return takes_half(q) || (q.n <= 5120 && q.k >= 24 * 1024);
+  if (q.bits == 3) return q.m > 2 && q.n < 24 * 1024;
+  return q.n < 32 * 1024 && (q.m > 2 || q.n * q.k > 4096 * 4096);
 }
 
 // What a tile of family decode that holds the product takes, beside the others: less than any of gemm_sm90 takes, or
-// more where one of these is faster. Mostly the smallest tile is the fastest, of groups of 32 and 64 always: n1 takes
-// 0.50 to 1.01 of the time of n8 (nvidia-h100-80gb-hbm3/matmul_20261125_groups_of_*.json: six shapes, eleven types).
+// more where one of these is faster. Mostly the smallest tile is the fastest, of short groups always: n1 takes 0.50 to
+// 1.01 of the time of n8 (nvidia-h100-80gb-hbm3/matmul_20261125_groups_of_*.json: six shapes, eleven types), of floats
+// of 4 bits 0.67 to 0.90 (nvidia-h200/matmul_20261125_float4_groups_of_*.json).
 // The exceptions are those below, with which 0.4% is lost on average, 9% at worst, to the fastest of n2, n4 and n8 for
 // integers (benchmarks/results/nvidia-h200/tiles_of_few_rows_20261123_3.json: 15 shapes, 2 to 4 rows of x, fp16, group
 // 128). A model of times was off by 8%, and chose no better.
 constexpr float decode_rank(int tokens, const Question& q) {
   const float rank = 0.01f * static_cast<float>(tokens), last = kLast + rank * 1e5f;
-  // Why floats last: these have not run on a GPU yet, nor been timed beside n8.
-  if (q.fine()) return q.is_float ? last : rank;
+  if (q.fine()) return rank;
   if (q.is_float ? floats_prefer_n8(q) : prefers_n8(q)) return last;
   if (q.k % 8192 == 0) return rank;
   // Few row tiles that have many k, 2 rows by n2 and n4: 3584 x 14336 W2 7.7 and 6.9 us, W5 10.7 and 10.1, W7 13.6 and

@@ -218,7 +218,10 @@ inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   const bool fine = is_fine(args.w) || (fp32_scales && !Tile::kWgmma);
   return with_form<Weight, !Tile::kWgmma>(args.w, fine, [&](auto form) -> int {
     using Form = decltype(form);
-    if (fp32_scales && !Stage<Weight, Tile, Form>::kFloatScales) return cudaErrorInvalidValue;
+    constexpr bool kFloatScales =
+        Stage<Weight, Tile, Form>::kFloatScales &&
+        (!Tile::kWgmma || Weight::kCodebook || kExactValues<Weight, Act, Tile, Form>);  // else they lose digits
+    if (fp32_scales && !kFloatScales) return cudaErrorInvalidValue;
     if constexpr ((Tile::kAll || !Form::kFine) && !(Weight::kCodebook && Form::kZeros)) {
       if constexpr (kHalves<Tile, Form>) {
         // It refuses what the plan has all of a multiprocessor for.

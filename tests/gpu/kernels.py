@@ -50,10 +50,13 @@ def is_wide(name: str) -> bool:
 
 def scales_values(name: str, pw: lowbit.PackedWeight) -> bool:
     """Whether a kernel applies scales to values of a weight: wide ones do, but those of gemm_sm90 with groups of at
-    least 128 and without zeros, or with whole ones.
+    least 128 and without zeros, or with whole ones; of these from 96 tokens on some do, for 6 and 7 bits and fp16.
     """
     if not is_wide(name) or family(name) == "gemm_sm80" or 0 < pw.group_size < 128:
         return is_wide(name)
+    bits = 0 if pw.dtype.kind == "float" or "a16_" not in name else pw.dtype.bits
+    if tokens(name) >= 96 and (bits == 7 or (bits == 6 and tokens(name) <= 128)):
+        return True
     return pw.zero_kind != "none" and pw.numbers[-1] != WHOLE_ZEROS
 
 

@@ -57,6 +57,10 @@ int main() {
   run<Int<7>, __half, 1>({90, 1000, 1, 128, kZero, kFp16, 2, 80});
   run<Int<8>, __half, 2>({40, 1500, 2, 256, kMin, kFp16, 2, 80});
   run<Float<2, 1>, __half, 1>({60, 1300, 1, 128, kNone, kFp16, 2, 80});
+  run<Float<1, 1>, __half, 1>({60, 1303, 1, 128, kNone, kFp16, 2, 80});
+  run<Float<1, 1>, __nv_bfloat16, 2>({300, 700, 2, 256, kNone, kBf16, 3, 80});
+  run<Float<1, 1>, __half, 4>({33, 2100, 4, -1, kNone, kFp16, 1, 80});
+  run<Float<2, 1>, __nv_bfloat16, 4>({70, 2100, 3, 128, kNone, kFp16, 2, 80});
   run<Float<4, 3>, __half, 4>({40, 900, 3, -1, kNone, kBf16, 1, 80});
   // Fine groups: of 32 and 64, every width, groups that end with K and that do not, few rows of x.
   run_one<Int<1>, __half, 1, true>({40, 1300, 1, 32, kNone, kFp16, 2, 80}, {});

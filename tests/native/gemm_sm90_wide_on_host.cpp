@@ -42,6 +42,9 @@ int main() {
   run<Int<8>, __nv_bfloat16, 32>({130, 900, 20, 32, kMin, kBf16, 3, 90});
   run<Float<4, 3>, __half, 64>({136, 1000, 50, 16, kNone, kFp16, 4, 90});
   run<Int<6>, __half, 128>({260, 500, 100, 64, kZero, kFp16, 3, 90});
+  // The same of long groups, for what the codes of 6 and 7 bits take.
+  run<Int<6>, __half, 96>({130, 1700, 90, 256, kNone, kFp16, 7, 90});
+  run<Int<7>, __half, 256>({264, 1300, 250, 128, kZero, kBf16, 6, 90});
   // Two rings; whole lines of y, and rows that are no such; pairs of blocks.
   run<Int<4>, __half, 144>({136, 900, 140, 128, kNone, kFp16, 3, 90});
   run<Int<8>, __nv_bfloat16, 160>({200, 500, 320, -1, kNone, kBf16, 2, 90});

@@ -30,10 +30,11 @@ struct ByteWorker {
   static constexpr int kBits = Weight::kBits, kTokens = Tile::kTokens, kRows = Ring::kRows;
   static constexpr int kPhases = kFine ? 1 : 4 / kTokens;  // steps in a product
   static_assert(kUnits <= kMostUnits<Weight, Tile>);
-  static constexpr bool kLookedUp = bytes::kLookedUp<Weight>;
-  using Table = std::conditional_t<kLookedUp, bytes::E2m1Table, bytes::NoTable>;
+  static constexpr bool kLookedUp = bytes::LookedUp<Weight>::kAny;
+  using Table = typename bytes::LookedUp<Weight>::Table;
   using Parts = std::conditional_t<kLookedUp, bytes::LookedUpParts, bytes::Parts<kBits, true>>;
-  static constexpr bool kMerged = bytes::kMerged<kBits>;
+  // Merged: whole codes are made of planes, of an even fragment and the next at once; lifted: the latter stay higher.
+  static constexpr bool kMerged = bytes::kMerged<kBits>, kLifted = kMerged && !kLookedUp;
 
   // What it hands in: items of kFloats, kItems a tile.
   static constexpr int kFloats = 2, kItems = 8 * kTokens;
@@ -128,9 +129,13 @@ struct ByteWorker {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         uint32_t even[4], odd[4];
-        bytes::fragments<kBits, false>(words[r], i, even);
-        ptx::mma_bytes(sums[r][0][1], even, digits[4 * i], digits[4 * i + 1]);
-        bytes::fragments<kBits, true>(words[r], i, odd);
+        if constexpr (kLookedUp) {
+          table.fragments(words[r], i, even, odd);
+        } else {
+          bytes::fragments<kBits, false>(words[r], i, even);
+          bytes::fragments<kBits, true>(words[r], i, odd);
+        }
+        ptx::mma_bytes(sums[r][0][kLifted], even, digits[4 * i], digits[4 * i + 1]);
         ptx::mma_bytes(sums[r][0][0], odd, digits[4 * i + 2], digits[4 * i + 3]);
       }
   }
@@ -202,13 +207,13 @@ struct ByteWorker {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             digits[i] = sums[r][set][part][2 * h + i];
-            if (kMerged) digits[i] += static_cast<int>(Parts::factor(1, h)) * sums[r][set][1][2 * h + i];
+            if (kLifted) digits[i] += static_cast<int>(Parts::factor(1, h)) * sums[r][set][1][2 * h + i];
           }
           return static_cast<float>(digits[0] + 256 * digits[1]);
         };
         float value = value_of(0);
 #pragma unroll
-        for (int part = 1; part < (kMerged ? 1 : Parts::kCount); ++part)
+        for (int part = 1; part < (kLifted ? 1 : Parts::kCount); ++part)
           value = fmaf(value_of(part), Parts::factor(part, h), value);
         value = fmaf(-zero * kOne[h], x_sum, value);
         total[r][h] = fmaf(scale * unit, value, total[r][h]);

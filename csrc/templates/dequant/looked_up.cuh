@@ -1,5 +1,5 @@
-// Floats of 4 bits (e2m1) to the A operand of a product of bytes: they are whole numbers of halves up to 12, looked up
-// as 12 more, so that none is negative.
+// Floats of 3 (e1m1) and 4 bits (e2m1) to the A operand of a product of bytes: they are whole numbers, of halves up to
+// 12 with 4 bits, up to 3 with 3, looked up as 12 or 3 more, so that none is negative.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -8,14 +8,10 @@
 #include "../ptx/async.cuh"
 #include "../ptx/pairs.cuh"
 #include "../types.cuh"
+#include "int.cuh"
 #include "planes.cuh"
 
 namespace lowbit::bytes {
-
-// Whether a type of floats has bytes, and what these say: value = step * byte - offset.
-template <class Weight>
-constexpr bool kLookedUp = std::is_same<Weight, Float<2, 1>>::value;
-constexpr Affine kE2m1Bytes = {0.5f, 6.0f};
 
 // The sums of looked-up bytes: those of both row halves lie at bit 0.
 struct LookedUpParts {
@@ -24,24 +20,22 @@ struct LookedUpParts {
   static __host__ __device__ constexpr float factor(int, int) { return 1.0f; }
 };
 
-// What is looked up: 12 + 0, 1, 2, 3, 4, 6, 8, 12 of the codes without a sign, 12 - these of the others. Why by way of
-// shared memory: numbers that it knows the compiler keeps in uniform registers, which no look-up reads.
+// 4 bits: 12 + 0, 1, 2, 3, 4, 6, 8, 12 of the codes without a sign, 12 - these of the others. Why by way of shared
+// memory: numbers that it knows the compiler keeps in uniform registers, which no look-up reads.
 struct E2m1Table {
   uint32_t plus[2], minus[2];
-  // 1 and 2^16. Why: multiplications by these are additions and shifts that the ALU, which looks up, has not to do; of
-  // 243 of its instructions for two tiles 179 are left.
-  uint32_t one, half_up;
+  // 1. Why: a multiplication by it is an addition that the ALU, which looks up, has not to do. Shifts by 16 are the
+  // ALU's all the same: as the upper half of a product each took some five cycles.
+  uint32_t one;
 
   static __device__ __forceinline__ void store(uint32_t to) {
     ptx::store_shared(to, uint4{0x0F0E0D0Cu, 0x18141210u, 0x090A0B0Cu, 0x00040608u});
-    ptx::store_shared(to + 16, uint4{1, 1u << 16, 0, 0});
+    ptx::store_shared(to + 16, 1u);
   }
   __device__ __forceinline__ void load(uint32_t from) {
     ptx::load_shared(from, plus[0], plus[1], minus[0], minus[1]);
-    ptx::load_shared(from + 16, one, half_up);
+    one = ptx::load_shared(from + 16);
   }
-
-  __device__ __forceinline__ uint32_t upper_half(uint32_t word) const { return __umulhi(word, half_up); }
 
   // The bytes of four codes of a word from bit 0 on; flipped: these codes with the other sign.
   __device__ __forceinline__ uint32_t of(uint32_t codes, uint32_t flipped) const {
@@ -55,8 +49,31 @@ struct E2m1Table {
     for (int f = 0; f < 2; ++f) {
       const uint32_t codes = from[2 * i + f], flipped = codes ^ planes::bytes(0x88);
       // Codes of rows g and g + 8 alternate.
-      const uint32_t first = of(codes, flipped), second = of(upper_half(codes), upper_half(flipped));
+      const uint32_t first = of(codes, flipped), second = of(codes >> 16, flipped >> 16);
       a[2 * f] = ptx::pick_bytes(first, second, 0x6420), a[2 * f + 1] = ptx::pick_bytes(first, second, 0x7531);
+    }
+  }
+};
+
+// 3 bits: 3 + 0, 1, 2, 3, then 3 - these.
+struct E1m1Table {
+  uint32_t values[2];
+
+  static __device__ __forceinline__ void store(uint32_t to) {
+    ptx::store_shared(to, uint4{0x06050403u, 0x00010203u, 0, 0});
+  }
+  __device__ __forceinline__ void load(uint32_t from) { ptx::load_shared(from, values[0], values[1]); }
+
+  // Fragments 4i and 4i + 2, and 4i + 1 and 4i + 3: registers (f, h) at 2 * (f / 2 % 2) + h.
+  __device__ __forceinline__ void fragments(const planes::Words<3>& from, int i, uint32_t (&even)[4],
+                                            uint32_t (&odd)[4]) const {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      // Codes of an even and of the next fragment alternate.
+      const uint32_t codes = planes::Codes<3>::merged(from, 4 * i + r / 2 * 2, r % 2) & planes::bytes(0x77);
+      const uint32_t first = ptx::pick_bytes(values[0], values[1], codes),
+                     second = ptx::pick_bytes(values[0], values[1], codes >> 16);
+      even[r] = ptx::pick_bytes(first, second, 0x6420), odd[r] = ptx::pick_bytes(first, second, 0x7531);
     }
   }
 };
@@ -64,6 +81,30 @@ struct E2m1Table {
 struct NoTable {  // of integers
   static __device__ __forceinline__ void store(uint32_t) {}
   __device__ __forceinline__ void load(uint32_t) {}
+};
+
+// Whether a type's bytes are looked up, what these say (value = step * byte - offset), and in how many parts of 128 k
+// groups may be: formats that people use have short groups of 4 bits.
+template <class Weight>
+struct LookedUp {
+  static constexpr bool kAny = false;
+  static constexpr Affine kAffine = {1.0f, 0.0f};
+  static constexpr int kMostUnits = 1;
+  using Table = NoTable;
+};
+template <>
+struct LookedUp<Float<2, 1>> {
+  static constexpr bool kAny = true;
+  static constexpr Affine kAffine = {0.5f, 6.0f};
+  static constexpr int kMostUnits = 8;
+  using Table = E2m1Table;
+};
+template <>
+struct LookedUp<Float<1, 1>> {
+  static constexpr bool kAny = true;
+  static constexpr Affine kAffine = {1.0f, 3.0f};
+  static constexpr int kMostUnits = 1;
+  using Table = E1m1Table;
 };
 
 }  // namespace lowbit::bytes

@@ -53,7 +53,7 @@ template <class Weight, class Act, class Tile, class Form>
 struct Large {
   using Map = LargeMap<Weight, Tile, Form>;
   using Stage = typename Map::Stage;
-  static constexpr bool kExact = !Form::kFine;  // as in Wide
+  static constexpr bool kExact = kExactValues<Weight, Act, Tile, Form>;
   using Decoder = ScaledDecoder<Weight, Act, Form::kZeroForm, kExact>;
   using Words = typename Decoder::Words;
   using Group = typename Decoder::Group;
@@ -167,14 +167,12 @@ struct Large {
         load_words<Stage, Tile>(codes, warp, 0, lane, words);
         Group group;
         float ratio[2];
-        if constexpr (kExact) {
-          group = load_group<Stage>(p, decoder, codes, warp, 0, lane);
-          units.move_on(group, ratio);
-        }
+        if constexpr (!Form::kFine) group = load_group<Stage>(p, decoder, codes, warp, 0, lane);
+        if constexpr (kExact) units.move_on(group, ratio);
         const auto make_half = [&](int half) {
 #pragma unroll
           for (int f = 0; f < 4; ++f) {
-            if constexpr (!kExact)
+            if constexpr (Form::kFine)
               group = load_group<Stage>(p, decoder, codes, warp, (half * 4 + f) >> p.group_fragments, lane);
             decoder.fragment(words, half * 4 + f, group, a[half][f]);
           }

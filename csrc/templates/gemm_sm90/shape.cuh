@@ -1,6 +1,7 @@
 // How family gemm_sm90 cuts its work, and where things lie in shared memory. The picture is in gemm_sm90.cuh.
 #pragma once
 #include <cuda.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
 #include <type_traits>
@@ -8,6 +9,7 @@
 #include "../../args.h"
 #include "../deal.cuh"
 #include "../dequant/planes.cuh"
+#include "../form.cuh"
 #include "../layout.cuh"
 #include "../narrow/ring.cuh"
 #include "../narrow/split.cuh"
@@ -46,6 +48,11 @@ struct Tile {
 };
 
 constexpr int kTableBytes = 32 * 1024 + 128;  // room for the table of a codebook (dequant/codebook.cuh)
+
+// Whether values stay exact numbers, and sums are scaled: where scales do not change within 128 k.
+template <class Weight, class Act, class Tile, class Form>
+constexpr bool kExactValues = !Form::kFine && (Weight::kFloat || !rounds_values(Weight::kBits, Tile::kTokens,
+                                                                                 std::is_same<Act, __half>::value));
 
 // What a block holds of W and x at once: a stage of some steps of 128 k, as the copy engine writes it.
 //

@@ -16,9 +16,10 @@ template <class Weight, class Act, class Tile, class Form>
 struct Wide {
   using Stage = gemm_sm90::Stage<Weight, Tile, Form>;
   using Map = gemm_sm90::Map<Stage>;
-  // Where scales go: to values, where they change within 128 k; else values stay exact numbers. With few tokens there
-  // are registers for sums of 128 k of their own (struct Open); with more, sums are counted in units of a scale.
-  static constexpr bool kExact = !Form::kFine, kOpen = kExact && Tile::kTokens <= 48;
+  // Where scales go: to values (rounds_values, and where they change within 128 k), or values stay exact numbers. With
+  // few tokens there are registers for sums of 128 k of their own (struct Open); with more, sums are counted in units of
+  // a scale.
+  static constexpr bool kExact = kExactValues<Weight, Act, Tile, Form>, kOpen = kExact && Tile::kTokens <= 48;
   // Whether a factor for each fragment takes the place of shifts: it costs registers for what is left out of units.
   static constexpr bool kPlaced = kExact && !Weight::kFloat && !Weight::kCodebook && Weight::kBits <= (kOpen ? 3 : 1);
   using Decoder = std::conditional_t<kPlaced, PlacedDecoder<Weight, Act, Form::kZeroForm>,
@@ -80,15 +81,15 @@ struct Wide {
       load_words<Stage, Tile>(codes, warp, step, lane, words);
       Group group;
       float ratio[2];
+      if constexpr (!Form::kFine) group = load_group(codes, step >> p.group_steps);
       if constexpr (kExact) {
-        group = load_group(codes, step >> p.group_steps);
         units.move_on(group, ratio);
         if constexpr (kPlaced) Decoder::leave_out(group, words);
       }
       const auto make_half = [&](int half) {
 #pragma unroll
         for (int f = 0; f < 4; ++f) {
-          if constexpr (!kExact) group = load_group(codes, (step * 8 + half * 4 + f) >> p.group_fragments);
+          if constexpr (Form::kFine) group = load_group(codes, (step * 8 + half * 4 + f) >> p.group_fragments);
           decoder.fragment(words, half * 4 + f, group, a[half][f]);
         }
       };
