@@ -186,14 +186,15 @@ constexpr bool prefers_n8(const Question& q) {
   return steps >= 100 && q.n <= 8192 && (q.bits >= 4 || steps <= 128 || q.n <= 5120);
 }
 
-// The same for floats, us, decode and n8. With 8 bits few row tiles that have many k: all of x is in shared memory, and k
-// is split too little to fill the device; 4096 x 4096 7.4 and 5.6, 8192 x 8192 19.1 and 19.1. Those of 3 and 4 bits are
-// bytes that are looked up: 8192 x 8192 float3 at one row 10.3 and 11.0, at four 11.7 and 10.9, float4 12.6 and 11.1,
-// but 4096 x 4096 4.4 and 4.7, 57344 x 8192 62.3 and 67.6 (nvidia-h200/matmul_20261125_looked_up.json: ten shapes).
+// The same for floats, us, decode and n8. With 8 bits few row tiles that have many k: all of x is in shared memory, and
+// k is split too little to fill the device; 4096 x 4096 7.4 and 5.6, 8192 x 8192 19.1 and 19.1. Those of 3 and 4 bits
+// are bytes that are looked up: 8192 x 8192 float3 at one row 10.1 and 10.9, at four 11.7 and 10.9, float4 12.2
+// and 11.0, but 4096 x 4096 4.4 and 4.8, 57344 x 8192 60.4 and 67.8, 4608 x 3584 6.4 and 5.4. By this 0.5% is lost on
+// average to the faster of both, 6% at worst (nvidia-h200/matmul_20261125_looked_up.json: ten shapes, 1, 2 and 4 rows).
 constexpr bool floats_prefer_n8(const Question& q) {
   if (q.bits == 8) return takes_half(q) || (q.n <= 5120 && q.k >= 24 * 1024);
   if (q.bits == 3) return q.m > 2 && q.n < 24 * 1024;
-  return q.n < 32 * 1024 && (q.m > 2 || q.n * q.k > 4096 * 4096);
+  return q.n < 32 * 1024 && (q.m > 2 || q.k % 4096 || q.n * q.k > 4096 * 4096);
 }
 
 // What a tile of family decode that holds the product takes, beside the others: less than any of gemm_sm90 takes, or

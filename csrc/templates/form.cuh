@@ -41,11 +41,12 @@ inline int with_form(const Weight& w, bool fine, const Run& run) {
   }
 }
 
-// Whether tiles of gemm_sm90 for so many tokens scale integers of `bits` bits one by one, each rounded to fp16, although
-// their groups are long. Others multiply exact numbers and scale sums of 128 k. Why: to put 6 or 7 bits together takes
-// most instructions, and a value's scale fewer than those of sums. Measured on an H200, 8192 x 8192, us, exact and
-// rounded: 7 bits at 128, 256, 1024 and 4096 rows 43.3 and 40.2, 68.6 and 67.0, 217 and 209, 879 and 857; 6 bits at 128
-// rows 35.9 and 34.2, at 256 and more -2 to +1%; 5 and 8 bits -2 to +1%. Why not bf16: it has three digits less.
+// Whether tiles of gemm_sm90 for so many tokens scale integers of `bits` bits one by one, each rounded to fp16,
+// although their groups are long. Others multiply exact numbers and scale sums of 128 k. Why: to put 6 or 7 bits
+// together takes most instructions, and a value's scale fewer than those of sums. Measured on an H200, 8192 x 8192, us,
+// exact and rounded: 7 bits at 128, 256, 1024 and 4096 rows 43.3 and 40.2, 68.6 and 67.0, 217 and 209, 879 and 857; 6
+// bits at 128 rows 35.9 and 34.2, at 256 and more -2 to +1%; 5 and 8 bits -2 to +1%. Why not bf16: it has three digits
+// less.
 LOWBIT_HOST_DEVICE constexpr bool rounds_values(int bits, int tokens, bool fp16_x) {
   return fp16_x && tokens >= 96 && (bits == 7 || (bits == 6 && tokens <= 128));
 }

@@ -49,7 +49,9 @@ struct Groups : Form<(Units > 1), Zeros> {
 // The most units that a weight has a kernel for. Why one token alone: of the four pairs of columns that a product has,
 // each then has a unit. Floats have shorter groups than integers in the formats that people use.
 template <class Weight, class Tile>
-constexpr int kMostUnits = Tile::kTokens > 1 ? 1 : Weight::kFloat ? bytes::LookedUp<Weight>::kMostUnits : 4;
+constexpr int kMostUnits = Tile::kTokens > 1 ? 1
+                           : Weight::kFloat  ? bytes::LookedUp<Weight>::kMostUnits
+                                             : 4;
 
 // Everything a kernel is told; sizes are those of the unpadded problem unless they say otherwise.
 struct Problem {
