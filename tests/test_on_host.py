@@ -28,7 +28,7 @@ def test_products_of_every_tile_are_right(tmp_path, kernels, cases):
 
 def test_a_race_is_found_where_a_barrier_is_missing_and_nowhere_else(tmp_path):
     program = built(tmp_path, "races_on_host.cpp", CSRC)
-    for case in range(16):
+    for case in range(18):
         done = subprocess.run([str(program), str(case)], capture_output=True, text=True, timeout=60)
         missing = case % 2 == 1
         assert done.returncode == missing and done.stdout.startswith("WRONG") == missing, f"case {case}: {done.stdout}"

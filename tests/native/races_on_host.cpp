@@ -115,6 +115,32 @@ void refilled(bool missing) {
   }
 }
 
+// Two threads read boxes in turns; missing: an even number of places, so that one waits for the second turn of a place
+// whose first, which is the other's, may still be under way.
+void turns(bool missing) {
+  const CUtensorMap map = rows();
+  const int own = threadIdx.x, places = missing ? 3 : 2;
+  const auto full = [](int place) { return kBarrier + 8 * place; };
+  const auto empty = [](int place) { return kBarrier + 64 + 8 * place; };
+  emulated::late = true;
+  if (own == 0)
+    for (int i = 0; i < places; ++i) ptx::arrivals_init(full(i), 1), ptx::arrivals_init(empty(i), 1);
+  __syncthreads();
+  for (int i = 0; own == 0 && i < 4; ++i) {
+    const int place = i % places;
+    if (i >= places) ptx::wait_arrivals(empty(place), (i / places - 1) % 2);
+    emulated::expect(full(place), 128);
+    ptx::copy_box(128 * place, map, 0, i % 2, full(place), 0);
+  }
+  for (int i = own - 1; (own == 1 || own == 2) && i < 4; i += 2) {
+    const int place = i % places;
+    ptx::wait_arrivals(full(place), i / places % 2);
+    ptx::load_shared(128 * place);
+    ptx::end_reads();
+    ptx::arrive(empty(place));
+  }
+}
+
 // A warp multiplies x, which is written anew once a lane has arrived; missing: it arrives while products still read.
 void products(bool missing) {
   const int own = threadIdx.x, warp = own / 32;
@@ -139,7 +165,7 @@ void products(bool missing) {
 int main(int, char** given) {
   alignas(1024) static uint8_t memory[8192];
   emulated::memory = memory;
-  constexpr void (*kCases[])(bool) = {block, lanes, ring, made, copies, boxes, refilled, products};
+  constexpr void (*kCases[])(bool) = {block, lanes, ring, made, copies, boxes, refilled, turns, products};
   const int number = std::atoi(given[1]);
   emulated::launch([=] { kCases[number / 2](number % 2); }, 1, kThreads, sizeof(memory));
 }

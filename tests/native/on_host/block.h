@@ -83,6 +83,7 @@ inline Meeting of_block[kMostBlocks], of_warp[kMostWarps], of_lanes[kMostWarps];
 inline std::map<int, Meeting> of_number[kMostBlocks];
 inline Meeting of_cluster;
 inline int ended_in_cluster;                // threads
+inline int moved;                           // waits that ended, and threads, since the threads had their turn last
 inline int at_previous;                     // threads that came to where they wait for the kernel before
 inline bool previous_ended;                 // the kernel before
 inline std::function<void()> hide, reveal;  // what that kernel leaves: called when a cluster begins, and when it ended
@@ -105,6 +106,7 @@ void wait_until(const Done& done, uint32_t at = 0) {
     if (round == 1 << 18) fail("a wait without end", at);
     swapcontext(&fibers[self].context, &home);
   }
+  ++moved;
 }
 
 inline void come(Meeting& meeting, int count) {
@@ -224,6 +226,18 @@ inline void count_bytes(uint32_t at, int bytes, int block = rank()) {
   found.bytes -= bytes;
   end_phase(found);
 }
+// Boxes on their way, where copies come late: the newest comes first, when nothing else can go on. Why: the copy engine
+// promises no order, and a thread that waits for its second turn at a barrier before the first has ended goes on at once.
+struct Box {
+  uint32_t barrier;
+  int bytes, block;
+};
+inline std::vector<Box> under_way;
+inline void let_one_come() {
+  const Box newest = under_way.back();
+  under_way.pop_back();
+  count_bytes(newest.barrier, newest.bytes, newest.block);
+}
 // Once all copies of this thread up to now have come.
 inline void arrive_with_copies(uint32_t at) {
   Fiber& fiber = fibers[current];
@@ -279,7 +293,7 @@ inline void launch(const std::function<void()>& function, int blocks, int count,
   for (first_block = 0; first_block < blocks; first_block += cluster) {
     memory_bytes = shared_bytes;
     std::memset(memory, 0xFF, cluster * memory_bytes);
-    of_cluster = {}, ended_in_cluster = 0;
+    of_cluster = {}, ended_in_cluster = 0, under_way.clear();
     for (auto& of : barriers) of.clear();
     for (Meeting& one : of_block) one = {};
     for (auto& of : of_number) of.clear();
@@ -303,14 +317,15 @@ inline void launch(const std::function<void()>& function, int blocks, int count,
         previous_ended = true;
         if (reveal) reveal();
       }
-      left = 0;
+      left = moved = 0;
       for (int i = 0; i < all; ++i) {
         be(round % 2 ? all - 1 - i : i);  // Why both ways: the first to run must not always be the same
         if (fibers[current].done) continue;
         Fiber& fiber = fibers[current];
         swapcontext(&home, &fiber.context);
-        left += !fiber.done;
+        left += !fiber.done, moved += fiber.done;
       }
+      if (!moved && !under_way.empty()) let_one_come();
     }
   }
 }

@@ -60,7 +60,8 @@ inline void copy_box(uint32_t to, const CUtensorMap& map, const int (&at)[3], ui
         written_by(counts.engine, one.to, 16, block);
         late ? counts.copies.push_back(one) : apply(one, block);
       }
-  count_bytes(at_barrier, row * d.box[1] * d.box[2], block);
+  const int bytes = row * d.box[1] * d.box[2];
+  late ? under_way.push_back({at_barrier, bytes, block}) : count_bytes(at_barrier, bytes, block);
 }
 
 }  // namespace emulated
