@@ -101,7 +101,7 @@ def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
     some += [("gemm_sm80", t) for t in (48, 96)]
     ints = [w for w in WEIGHT_TYPES if w.kind != "float"]
     expected |= {(f, w.name, a, t) for w in ints for a in floats[1:] for f, t in some}
-    others = [w for w in WEIGHT_TYPES if w.kind == "float" and w.bits in (4, 8)]
+    others = [w for w in WEIGHT_TYPES if w.kind == "float" and w.bits in (3, 4, 8)]
     expected |= {("decode", w.name, a, t) for w in others for a in floats[1:] for t in (1, 2, 4)}
     expected |= {("dequant", w.name, a, None) for w in KERNEL_TYPES for a in floats}
     keys = ("family", "weight", "act", "tokens")

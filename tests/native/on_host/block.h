@@ -227,7 +227,8 @@ inline void count_bytes(uint32_t at, int bytes, int block = rank()) {
   end_phase(found);
 }
 // Boxes on their way, where copies come late: the newest comes first, when nothing else can go on. Why: the copy engine
-// promises no order, and a thread that waits for its second turn at a barrier before the first has ended goes on at once.
+// promises no order, and a thread that waits for its second turn at a barrier before the first has ended goes on at
+// once.
 struct Box {
   uint32_t barrier;
   int bytes, block;
