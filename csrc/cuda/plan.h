@@ -79,7 +79,8 @@ constexpr float kNever = 1e30f;  // the tile does not hold the product
 // 2048 rows; that of 144 to 262), off by 3 to 6% (root of mean square). From 96 tokens on they were then moved by
 // benchmarks/move_tile_costs.py to what chooses best, of 820 products with 24 to 2048 rows (2026-11-25, tiles_*.json
 // and tune_*_int.json of an H200 and an H100): the tile with the least is 0.2 to 1.2% slower than the fastest one on
-// average of each file, 13% at worst.
+// average of each file, 13% at worst. Those of 6 bits up to 128 tokens and of 7 bits, whose kernels got faster after
+// that, by what they gained at 8192 x 8192, n208 by 1024 rows of 15 shapes (tune_20261125_int_with_91.json).
 struct TileCost {
   int tokens, rows, workers;  // workers: index into clusters
   float start, parts, hot;
@@ -89,13 +90,13 @@ constexpr TileCost kTileCosts[] = {
     {32, 128, 0, 2.6f, 1.3f, 0.09f, {0.27f, 0.28f, 0.38f, 0.31f, 0.43f, 0.43f, 0.48f, 0.37f}},
     {48, 128, 0, 1.5f, 3.0f, 0.03f, {0.37f, 0.37f, 0.48f, 0.40f, 0.53f, 0.55f, 0.60f, 0.54f}},
     {64, 128, 0, 1.7f, 2.5f, 0.09f, {0.44f, 0.43f, 0.53f, 0.47f, 0.55f, 0.58f, 0.63f, 0.54f}},
-    {96, 128, 0, 0.8f, 4.6f, 0.10f, {0.57f, 0.55f, 0.69f, 0.62f, 0.71f, 0.73f, 0.79f, 0.71f}},
-    {128, 128, 0, 0.8f, 7.3f, 0.09f, {0.72f, 0.71f, 0.83f, 0.78f, 0.89f, 0.91f, 0.97f, 0.88f}},
-    {144, 128, 0, 1.4f, 6.4f, 0.10f, {0.80f, 0.77f, 0.89f, 0.85f, 0.97f, 0.98f, 1.04f, 0.96f}},
-    {160, 128, 0, 0.8f, 7.5f, 0.06f, {0.92f, 0.87f, 1.00f, 0.96f, 1.07f, 1.10f, 1.16f, 1.05f}},
-    {192, 128, 0, 0.8f, 11.1f, 0.11f, {1.07f, 0.99f, 1.13f, 1.07f, 1.17f, 1.19f, 1.27f, 1.13f}},
-    {208, 128, 0, 0.8f, 8.6f, 0.08f, {1.13f, 1.07f, 1.21f, 1.16f, 1.30f, 1.33f, 1.41f, 1.27f}},
-    {256, 256, 1, 0.8f, 9.3f, 0.07f, {1.38f, 1.33f, 1.38f, 1.44f, 1.48f, 1.51f, 1.56f, 1.52f}},
+    {96, 128, 0, 0.8f, 4.6f, 0.10f, {0.57f, 0.55f, 0.69f, 0.62f, 0.71f, 0.70f, 0.75f, 0.71f}},
+    {128, 128, 0, 0.8f, 7.3f, 0.09f, {0.72f, 0.71f, 0.83f, 0.78f, 0.89f, 0.87f, 0.91f, 0.88f}},
+    {144, 128, 0, 1.4f, 6.4f, 0.10f, {0.80f, 0.77f, 0.89f, 0.85f, 0.97f, 0.98f, 0.99f, 0.96f}},
+    {160, 128, 0, 0.8f, 7.5f, 0.06f, {0.92f, 0.87f, 1.00f, 0.96f, 1.07f, 1.10f, 1.11f, 1.05f}},
+    {192, 128, 0, 0.8f, 11.1f, 0.11f, {1.07f, 0.99f, 1.13f, 1.07f, 1.17f, 1.19f, 1.22f, 1.13f}},
+    {208, 128, 0, 0.8f, 8.6f, 0.08f, {1.13f, 1.07f, 1.21f, 1.16f, 1.30f, 1.33f, 1.29f, 1.27f}},
+    {256, 256, 1, 0.8f, 9.3f, 0.07f, {1.38f, 1.33f, 1.38f, 1.44f, 1.48f, 1.51f, 1.52f, 1.52f}},
 };
 constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
 
