@@ -5,10 +5,10 @@
 //
 // A warp multiplies row tiles of W, 16 rows each, by x, 128 k at a time (a step); its codes come through a ring of its
 // own in shared memory, and x of the block stays there (decode/resident.cuh). There are two workers: bytes times x as
-// 8-bit digits (byte_worker.cuh), and floats times x in its own type (float_worker.cuh). Groups of at least 128, for
-// one token also of 32 and 64 (integers) and of 16 to 64 (float4_e2m1), and floats without zeros: gemm_sm80 and
-// gemm_sm90 take the rest. Weights do not depend on the kernel before: the first of them are fetched before
-// griddepcontrol.wait.
+// 8-bit digits (byte_worker.cuh; integers, and floats of 3 and 4 bits, which are looked up), and floats of 8 bits times
+// x in its own type (float_worker.cuh). Groups of at least 128, for one token also of 32 and 64 (integers) and of 16 to
+// 64 (float4_e2m1), and floats without zeros: gemm_sm80 and gemm_sm90 take the rest. Weights do not depend on the
+// kernel before: the first of them are fetched before griddepcontrol.wait.
 //
 // Blocks take half of a multiprocessor, so that the next launch starts early beside them, or all of it, where twice as
 // many warps are worth more than that.
