@@ -62,10 +62,15 @@ _FEW = 40
 
 
 def nearest(name: str, known) -> str:
-    """A short hint for a misspelt name: the known names that look most like it, or all of a few if none does."""
+    """A short hint for a misspelt name: the known names that begin with it, else those that look most like it, or all
+    of a few if none does.
+    """
     import difflib
 
     known = list(known)
+    begun = [one for one in known if name and one.startswith(str(name))]
+    if begun:
+        return ", ".join(begun[:3])
     close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
     if not close and len(known) > _FEW:
         close = difflib.get_close_matches(str(name), known, n=3, cutoff=0)

@@ -234,6 +234,7 @@ _BAD = {
     "empty": ((_W[:0],), {}, ShapeError, r"got \(0, 32\)"),
     "no data": ((_W.to("meta"),), {}, DeviceError, "meta"),
     "unknown type": ((_W, "int44"), {}, SchemeError, "'int44'; did you mean int4"),
+    "begin of a type": ((_W, "float3"), {}, SchemeError, "'float3'; did you mean float3_e1m1[?]"),
     "type of torch": ((_W, torch.int8), {}, DtypeError, "name of a weight type"),
     "unknown method": ((_W,), {"method": "msee"}, SchemeError, "'msee'; did you mean mse"),
     "group size": ((_W,), {"group_size": 48}, SchemeError, "got 48"),
