@@ -115,6 +115,11 @@ def test_predictions_too_large_to_keep_are_made_again(shipped, meter, rows):
     assert small.quality(quantized, shipped[0], Progress(1)) == pytest.approx(kept, rel=1e-5)
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_tokens_are_timed_with_a_cache_that_transformers_knows(shipped, meter):
+    assert meter.speed(shipped[0]) > 0
+
+
 def test_the_size_counts_codes_and_scales_once(shipped, rows):
     weights = sum(p.numel() for n, p in shipped[0].named_parameters() if "proj" in n)
     others = sum(p.numel() for n, p in shipped[0].named_parameters() if "proj" not in n)  # tied: the embedding once

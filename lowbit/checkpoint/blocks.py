@@ -20,7 +20,7 @@ from .decoder import find_blocks, whole_pass
 
 _TOKENS_AT_ONCE = 4096
 #: What a block must not be given: it would remember tokens from one run to the next.
-_CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
+_CACHES = ("cache", "past_key_values", "past_key_value", "layer_past", "cache_params")
 
 
 class Reached(Exception):

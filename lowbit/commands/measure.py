@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import statistics
 import time
@@ -139,11 +140,13 @@ class CausalMeter:
         Why the median token: a token takes a millisecond, and one that waited for the processor takes several.
         """
         result = model(self.prompt.to(model.device), use_cache=True)
+        # Why two names: transformers calls it cache from 5.24 on, and warns of the other one.
+        cache = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         times = []
         while len(times) < self.new and (len(times) < 4 or sum(times) < 2):
             began = time.perf_counter()
             token = result.logits[:, -1:].argmax(-1)
-            result = model(token, past_key_values=result.past_key_values, use_cache=True)
+            result = model(token, **{cache: getattr(result, cache)}, use_cache=True)
             if model.device.type == "cuda":
                 torch.cuda.synchronize(model.device)
             times.append(time.perf_counter() - began)
