@@ -99,6 +99,12 @@ def test_up_to_16_rows_no_weight_is_rounded(native):
         assert chosen(native, m, 4096, 4096, kind=MIN)[1] <= 16
         assert chosen(native, m, 4096, 4096, kind=ZERO, bf16=True)[1] <= 16
         assert chosen(native, m, 4608, 3584)[1] == chosen(native, m, 4608, 3584, group_size=-1)[1]
+        for bits, tokens in ((6, 96), (7, 96), (7, 256)):
+            exact, rounded = (
+                native.tile_us(SM90, tokens, [m, 4096, 4096], bits, False, bf16, 128, NONE, 90, H200)
+                for bf16 in (True, False)
+            )
+            assert rounded > 1e3 * exact, "after all that round none"
 
 
 def test_the_plan_and_the_list_of_kernels_agree_on_fine_groups(native):
@@ -267,6 +273,10 @@ def test_codebooks_and_scales_of_float32_have_the_kernels_that_read_them(native,
             assert [t for t in tiles(SM90, bits, kind, is_float) if t.bit_count() == 1] == (
                 few + wide * (not fine)
             ) * readable
+        # Those that round values of 6 and 7 bits to fp16 would round scales of fp32 too.
+        for bits, rounding in ((6, [96, 128]), (7, [t for t in wgmma if t >= 96])):
+            exact = [t for t in few + wgmma * (not fine) if t not in rounding]
+            assert tiles(SM90, bits) == exact * readable
     else:
         assert tiles(SM80, 4) and set(few + wide) <= set(tiles(SM90, 4, ZERO))
         assert tiles(DECODE, 4) == ([1, 2, 4] if not fine else [1] if group_size >= 32 else [])

@@ -42,12 +42,16 @@ struct Question {
   constexpr bool fine() const { return group_size > 0 && group_size < 128; }
   // Zeros that kernels with more than 16 tokens cannot make part of a value's number (form.cuh).
   constexpr bool any_zeros() const { return zero_kind != ZeroKind::kNone && (fine() || is_float || !whole_zeros); }
+  // Whether tiles of gemm_sm90 with so many tokens, more than 16, round weights to the type of x.
+  constexpr bool rounded(int tokens) const {
+    return fine() || any_zeros() || (!is_float && rounds_values(bits, tokens, !bf16_x));
+  }
 };
 
 // Whether a tile has a kernel for the weight: decode none for floats with zeros, decode and tiles of gemm_sm90 that are
 // no powers of two (48, 96, 144...) none for fine groups, but n1 of decode for integers in groups of 32 and 64 and
 // floats of 4 bits in any, and the latter none for zeros other than whole ones. Codebooks without zeros, and scales of
-// fp32, are for gemm_sm90 alone, the latter as Stage::kFloatScales and kExactValues say (gemm_sm90/shape.cuh).
+// fp32, are for gemm_sm90 alone, the latter as Stage::kFloatScales and kRoundsValues say (gemm_sm90/shape.cuh).
 constexpr bool has_kernel(Family family, int tokens, const Question& q) {
   const bool only_sm90 = q.codebook || q.fp32_scales, scales_values = q.fine() || q.any_zeros();
   if (family == Family::kDecode) {
@@ -57,15 +61,12 @@ constexpr bool has_kernel(Family family, int tokens, const Question& q) {
   if (family == Family::kGemmSm80) return !only_sm90;
   if (q.codebook && q.zero_kind != ZeroKind::kNone) return false;
   if (q.fp32_scales && q.group_size == 16) return false;
-  const bool rounds = scales_values || (!q.is_float && (q.bits < 5 || rounds_values(q.bits, tokens, !q.bf16_x)));
-  if (q.fp32_scales && tokens > 16 && !q.codebook && rounds) return false;
+  if (q.fp32_scales && tokens > 16 && !q.codebook && (q.rounded(tokens) || (!q.is_float && q.bits < 5))) return false;
   return (tokens & (tokens - 1)) == 0 || !scales_values;
 }
 
 // Whether a tile of more than 16 tokens would round weights of a product of few rows. Up to 16 rows no product does.
-constexpr bool rounds_few(int tokens, const Question& q) {
-  return tokens > 16 && q.m <= 16 && (q.fine() || q.any_zeros());
-}
+constexpr bool rounds_few(int tokens, const Question& q) { return tokens > 16 && q.m <= 16 && q.rounded(tokens); }
 
 constexpr float kLast = 1e9f;    // costs from here on only rank tiles
 constexpr float kNever = 1e30f;  // the tile does not hold the product
@@ -201,7 +202,7 @@ constexpr bool floats_prefer_n8(const Question& q) {
 // What a tile of family decode that holds the product takes, beside the others: less than any of gemm_sm90 takes, or
 // more where one of these is faster. Mostly the smallest tile is the fastest, of short groups always: n1 takes 0.50 to
 // 1.01 of the time of n8 (nvidia-h100-80gb-hbm3/matmul_20261125_groups_of_*.json: six shapes, eleven types), of floats
-// of 4 bits 0.67 to 0.90 (nvidia-h200/matmul_20261125_float4_groups_of_*.json).
+// of 4 bits 0.69 to 1.00 (nvidia-h200/matmul_20261125_float4_groups_of_*.json).
 // The exceptions are those below, with which 0.4% is lost on average, 9% at worst, to the fastest of n2, n4 and n8 for
 // integers (benchmarks/results/nvidia-h200/tiles_of_few_rows_20261123_3.json: 15 shapes, 2 to 4 rows of x, fp16, group
 // 128). A model of times was off by 8%, and chose no better.

@@ -69,7 +69,7 @@ inline int launch_either(const Problem& p, const Launch& launch) {
 // The problem, but for how it is spread; affine: of integers.
 template <class Weight>
 inline Problem pose(const MatmulArgs& args, Affine affine) {
-  if (Weight::kFloat) affine = bytes::LookedUp<Weight>::kAffine;
+  if (Weight::kFloat) affine = bytes::Table<Weight>::kBytes;
   const layout::Packed packed(Layout::kNvidia, args.w.n, args.w.k, Weight::kBits);
   Problem p{};
   p.codes = args.w.codes;

@@ -218,9 +218,8 @@ inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   const bool fine = is_fine(args.w) || (fp32_scales && !Tile::kWgmma);
   return with_form<Weight, !Tile::kWgmma>(args.w, fine, [&](auto form) -> int {
     using Form = decltype(form);
-    constexpr bool kFloatScales =
-        Stage<Weight, Tile, Form>::kFloatScales &&
-        (!Tile::kWgmma || Weight::kCodebook || kExactValues<Weight, Act, Tile, Form>);  // else they lose digits
+    // Why not where values are rounded: scales of fp32 would be too.
+    constexpr bool kFloatScales = Stage<Weight, Tile, Form>::kFloatScales && !kRoundsValues<Weight, Act, Tile>;
     if (fp32_scales && !kFloatScales) return cudaErrorInvalidValue;
     if constexpr ((Tile::kAll || !Form::kFine) && !(Weight::kCodebook && Form::kZeros)) {
       if constexpr (kHalves<Tile, Form>) {

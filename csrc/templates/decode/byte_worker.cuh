@@ -30,8 +30,8 @@ struct ByteWorker {
   static constexpr int kBits = Weight::kBits, kTokens = Tile::kTokens, kRows = Ring::kRows;
   static constexpr int kPhases = kFine ? 1 : 4 / kTokens;  // steps in a product
   static_assert(kUnits <= kMostUnits<Weight, Tile>);
-  static constexpr bool kLookedUp = bytes::LookedUp<Weight>::kAny;
-  using Table = typename bytes::LookedUp<Weight>::Table;
+  static constexpr bool kLookedUp = bytes::kLookedUp<Weight>;
+  using Table = bytes::Table<Weight>;
   using Parts = std::conditional_t<kLookedUp, bytes::LookedUpParts, bytes::Parts<kBits, true>>;
   // Merged: whole codes are made of planes, of an even fragment and the next at once; lifted: the latter stay higher.
   static constexpr bool kMerged = bytes::kMerged<kBits>, kLifted = kMerged && !kLookedUp;

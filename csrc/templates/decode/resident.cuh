@@ -22,7 +22,7 @@ namespace lowbit::decode {
 
 // Integers, and floats whose bytes are looked up, multiply as bytes, other floats in the type of x.
 template <class Weight, class Act, class Tile, class Form>
-using WorkerOf = std::conditional_t<Weight::kFloat && !bytes::LookedUp<Weight>::kAny, FloatWorker<Weight, Act, Tile>,
+using WorkerOf = std::conditional_t<Weight::kFloat && !bytes::kLookedUp<Weight>, FloatWorker<Weight, Act, Tile>,
                                     ByteWorker<Weight, Act, Tile, Form>>;
 
 template <class Weight, class Act, class Tile, class Form>

@@ -50,7 +50,7 @@ struct Groups : Form<(Units > 1), Zeros> {
 // each then has a unit. Floats have shorter groups than integers in the formats that people use.
 template <class Weight, class Tile>
 constexpr int kMostUnits = Tile::kTokens > 1 ? 1
-                           : Weight::kFloat  ? bytes::LookedUp<Weight>::kMostUnits
+                           : Weight::kFloat  ? bytes::Table<Weight>::kMostUnits
                                              : 4;
 
 // Everything a kernel is told; sizes are those of the unpadded problem unless they say otherwise.

@@ -23,6 +23,9 @@ struct LookedUpParts {
 // 4 bits: 12 + 0, 1, 2, 3, 4, 6, 8, 12 of the codes without a sign, 12 - these of the others. Why by way of shared
 // memory: numbers that it knows the compiler keeps in uniform registers, which no look-up reads.
 struct E2m1Table {
+  static constexpr Affine kBytes = {0.5f, 6.0f};
+  static constexpr int kMostUnits = 8;  // formats that people use have groups of 16 and 32
+
   uint32_t plus[2], minus[2];
   // 1. Why: a multiplication by it is an addition that the ALU, which looks up, has not to do. Shifts by 16 are the
   // ALU's all the same: as upper halves of products they cost 3% of all (docs/notes/decode.md, version 63).
@@ -57,6 +60,9 @@ struct E2m1Table {
 
 // 3 bits: 3 + 0, 1, 2, 3, then 3 - these.
 struct E1m1Table {
+  static constexpr Affine kBytes = {1.0f, 3.0f};
+  static constexpr int kMostUnits = 1;
+
   uint32_t values[2];
 
   static __device__ __forceinline__ void store(uint32_t to) {
@@ -78,33 +84,33 @@ struct E1m1Table {
   }
 };
 
-struct NoTable {  // of integers
+struct NoTable {  // of types whose bytes are not looked up
+  static constexpr Affine kBytes = {1.0f, 0.0f};
+  static constexpr int kMostUnits = 1;
+
   static __device__ __forceinline__ void store(uint32_t) {}
   __device__ __forceinline__ void load(uint32_t) {}
 };
 
-// Whether a type's bytes are looked up, what these say (value = step * byte - offset), and in how many parts of 128 k
-// groups may be: formats that people use have short groups of 4 bits.
 template <class Weight>
-struct LookedUp {
-  static constexpr bool kAny = false;
-  static constexpr Affine kAffine = {1.0f, 0.0f};
-  static constexpr int kMostUnits = 1;
-  using Table = NoTable;
+struct TableFor {
+  using Type = NoTable;
 };
 template <>
-struct LookedUp<Float<2, 1>> {
-  static constexpr bool kAny = true;
-  static constexpr Affine kAffine = {0.5f, 6.0f};
-  static constexpr int kMostUnits = 8;
-  using Table = E2m1Table;
+struct TableFor<Float<2, 1>> {
+  using Type = E2m1Table;
 };
 template <>
-struct LookedUp<Float<1, 1>> {
-  static constexpr bool kAny = true;
-  static constexpr Affine kAffine = {1.0f, 3.0f};
-  static constexpr int kMostUnits = 1;
-  using Table = E1m1Table;
+struct TableFor<Float<1, 1>> {
+  using Type = E1m1Table;
 };
+
+// What the bytes of a type of floats are looked up in. kBytes: what they say, value = step * byte - offset; kMostUnits:
+// in how many parts of 128 k groups may be (decode/shape.cuh).
+template <class Weight>
+using Table = typename TableFor<Weight>::Type;
+
+template <class Weight>
+constexpr bool kLookedUp = !std::is_same<Table<Weight>, NoTable>::value;
 
 }  // namespace lowbit::bytes

@@ -53,7 +53,7 @@ template <class Weight, class Act, class Tile, class Form>
 struct Large {
   using Map = LargeMap<Weight, Tile, Form>;
   using Stage = typename Map::Stage;
-  static constexpr bool kExact = kExactValues<Weight, Act, Tile, Form>;
+  static constexpr bool kExact = !Form::kFine && !kRoundsValues<Weight, Act, Tile>;  // as in Wide
   using Decoder = ScaledDecoder<Weight, Act, Form::kZeroForm, kExact>;
   using Words = typename Decoder::Words;
   using Group = typename Decoder::Group;

@@ -49,10 +49,10 @@ struct Tile {
 
 constexpr int kTableBytes = 32 * 1024 + 128;  // room for the table of a codebook (dequant/codebook.cuh)
 
-// Whether values stay exact numbers, and sums are scaled: where scales do not change within 128 k.
-template <class Weight, class Act, class Tile, class Form>
-constexpr bool kExactValues =
-    !Form::kFine && (Weight::kFloat || !rounds_values(Weight::kBits, Tile::kTokens, std::is_same<Act, __half>::value));
+// rounds_values of a kernel.
+template <class Weight, class Act, class Tile>
+constexpr bool kRoundsValues =
+    !Weight::kFloat && rounds_values(Weight::kBits, Tile::kTokens, std::is_same<Act, __half>::value);
 
 // What a block holds of W and x at once: a stage of some steps of 128 k, as the copy engine writes it.
 //

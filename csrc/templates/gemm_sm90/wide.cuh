@@ -19,7 +19,8 @@ struct Wide {
   // Where scales go: to values (rounds_values, and where they change within 128 k), or values stay exact numbers. With
   // few tokens there are registers for sums of 128 k of their own (struct Open); with more, sums are counted in units
   // of a scale.
-  static constexpr bool kExact = kExactValues<Weight, Act, Tile, Form>, kOpen = kExact && Tile::kTokens <= 48;
+  static constexpr bool kExact = !Form::kFine && !kRoundsValues<Weight, Act, Tile>;
+  static constexpr bool kOpen = kExact && Tile::kTokens <= 48;
   // Whether a factor for each fragment takes the place of shifts: it costs registers for what is left out of units.
   static constexpr bool kPlaced = kExact && !Weight::kFloat && !Weight::kCodebook && Weight::kBits <= (kOpen ? 3 : 1);
   using Decoder = std::conditional_t<kPlaced, PlacedDecoder<Weight, Act, Form::kZeroForm>,
