@@ -133,9 +133,9 @@ struct ByteWorker {
           table.fragments(words[r], i, even, odd);
         } else {
           bytes::fragments<kBits, false>(words[r], i, even);
-          bytes::fragments<kBits, true>(words[r], i, odd);
         }
         ptx::mma_bytes(sums[r][0][kLifted], even, digits[4 * i], digits[4 * i + 1]);
+        if constexpr (!kLookedUp) bytes::fragments<kBits, true>(words[r], i, odd);
         ptx::mma_bytes(sums[r][0][0], odd, digits[4 * i + 2], digits[4 * i + 3]);
       }
   }
