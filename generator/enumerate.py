@@ -34,6 +34,11 @@ class Row:
         part = unit_tag(self.weight) if self.family.unit_per_type else self.weight.bits
         return unit_name(self.family, self.variant, part, self.act)
 
+    @property
+    def shared_unit(self) -> str:
+        """The file of what this kernel shares with those of other weights."""
+        return unit_name(self.family, self.variant, "shared", self.act)
+
     def compiled_for(self, archs: Sequence[str]) -> tuple[str, ...]:
         """Those of some CUDA architectures such as ("80", "90a") that the kernel is compiled for."""
         return tuple(arch for arch in archs if re.fullmatch(self.variant.archs, arch))
@@ -97,9 +102,9 @@ def rows(arch: str | None = None, only: str | None = None, cuda_archs: Sequence[
     return found
 
 
-def units(found: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows of each file, in the order of the rows."""
+def units(found: Sequence[Row], which: str = "unit") -> dict[str, list[Row]]:
+    """The rows of each file, a property of them, in the order of the rows."""
     grouped: dict[str, list[Row]] = {}
     for row in found:
-        grouped.setdefault(row.unit, []).append(row)
+        grouped.setdefault(getattr(row, which), []).append(row)
     return grouped

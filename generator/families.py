@@ -35,7 +35,7 @@ class Family:
     variants: tuple[Variant, ...]
     template: tuple[str, ...]  # headers of a unit of kernels, in order; the last one has the algorithm
     args: str = "MatmulArgs"  # the struct of args.h that its kernels take
-    shared: tuple[str, ...] = ()  # headers of the unit that holds what all kernels of a variant call
+    shared: tuple[str, ...] = ()  # headers of the units that hold what kernels of all weights call; CUDA: Shared<>
     unit_per_type: bool = False  # a unit holds one C++ type of weights, not one width: for kernels slow to compile
 
     @property
@@ -81,6 +81,7 @@ def families() -> tuple[Family, ...]:
             variants=token_tiles(8, 16, 32, 64, 128, archs=r"(?!90a).*")  # gemm_sm90 is faster there
             + token_tiles(48, 96, archs=r"(?!90a).*", weights=r"u?int\d"),  # why not for all: a wheel's size
             template=("templates/gemm_sm80.cuh",),
+            shared=("templates/gemm_sm80/add_parts.cuh",),
             unit_per_type=True,
         ),
         Family(
@@ -91,6 +92,7 @@ def families() -> tuple[Family, ...]:
             # Why not for all: they gain a tenth, and all of a build is to take less than ten minutes.
             + token_tiles(48, 96, 144, 160, 192, 208, archs="90a", weights=r"u?int\d", least_group=128),
             template=("templates/gemm_sm90.cuh",),
+            shared=("templates/gemm_sm90/add_parts.cuh",),
             unit_per_type=True,
         ),
         Family("dequant", "cuda", (Variant("rows"),), ("templates/dequant_weight.cuh",), "DequantArgs"),

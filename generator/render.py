@@ -9,8 +9,8 @@ from lowbit.dtypes import ACT_TYPES, KERNEL_TYPES, WEIGHT_TYPES, WeightType, act
 from lowbit.scheme import SCALE_TYPES, ZERO_KINDS
 
 from .enumerate import Row, byte_table, decoder, units
-from .families import Family, Variant
-from .naming import CUDA_ACTS, cpp_weight, enumerator, table_name, unit_name
+from .families import Variant
+from .naming import CUDA_ACTS, cpp_weight, enumerator, table_name
 
 COMMAND = "python -m generator --out build/gen"
 
@@ -68,13 +68,10 @@ def _cpu_kernel(row: Row) -> str:
 def _cpu_unit(found: Sequence[Row]) -> str:
     """The tables its kernels need, then the kernels. All rows are of one variant."""
     family, variant = found[0].family, found[0].variant
-    weights = dict.fromkeys(row.weight for row in found)
-    tables = "".join(map(_table, weights))
+    tables = "".join(map(_table, dict.fromkeys(row.weight for row in found)))
     tables = f"namespace {{\n{tables}}}  // namespace\n" if tables else ""
-    body = "".join(map(_cpu_kernel, found))
-    space = f"lowbit::cpu::{variant.name}"
-    body = f"namespace {space} {{\n{tables}{body}}}  // namespace {space}\n"
-    return _cpu_frame(variant, family.template, body)
+    body, space = "".join(map(_cpu_kernel, found)), f"lowbit::cpu::{variant.name}"
+    return _cpu_frame(variant, family.template, f"namespace {space} {{\n{tables}{body}}}  // namespace {space}\n")
 
 
 def _cuda_kernel(row: Row) -> str:
@@ -89,34 +86,34 @@ def _cuda_kernel(row: Row) -> str:
     )
 
 
-def _cuda_unit(found: Sequence[Row]) -> str:
-    includes = "".join(f'#include "{header}"\n' for header in found[0].family.template)
-    return includes + "".join(map(_cuda_kernel, found))
-
-
-#: The text of a unit below its banner, per device class.
-FRAMES = {"cpu": _cpu_unit, "cuda": _cuda_unit}
+def _cuda_frame(headers: Iterable[str], lines: Iterable[str]) -> str:
+    return "".join(f'#include "{header}"\n' for header in headers) + "".join(lines)
 
 
 def unit(found: Sequence[Row]) -> str:
     """One file of kernels. All rows are of one family."""
     family = found[0].family
-    return banner(family.template[-1]) + FRAMES[family.device](found)
+    body = _cpu_unit(found) if family.device == "cpu" else _cuda_frame(family.template, map(_cuda_kernel, found))
+    return banner(family.template[-1]) + body
 
 
-def shared_unit(family: Family, variant: Variant) -> str:
-    """The file with what every kernel of a variant calls: nothing but headers."""
-    return banner(family.shared[-1]) + _cpu_frame(variant, family.shared, "")
+def shared_unit(found: Sequence[Row]) -> str:
+    """The file with what kernels of all weights call; ``found``: those that call it."""
+    family, space = found[0].family, f"lowbit::{found[0].family.name}"
+    if family.device == "cpu":
+        return banner(family.shared[-1]) + _cpu_frame(found[0].variant, family.shared, "")
+    types = (f"{CUDA_ACTS[row.act.name]}, {space}::{row.variant.target}" for row in found)
+    named = dict.fromkeys(f"template struct {space}::Shared<{one}>;\n" for one in types)
+    return banner(family.shared[-1]) + _cuda_frame(family.shared, named)
 
 
 def registry(found: Sequence[Row]) -> str:
     """The CPU's rows, for csrc/registry.cpp."""
-    lines = (
-        f"LOWBIT_KERNEL({row.variant.name}, {row.name}, {weight_id(row.weight)}, {act_id(row.act)})\n"
-        for row in found
-        if row.family.device == "cpu"
-    )
-    return banner("registry.cpp") + "".join(lines)
+    text = banner("registry.cpp")
+    for row in found:
+        if row.family.device == "cpu":
+            text += f"LOWBIT_KERNEL({row.variant.name}, {row.name}, {weight_id(row.weight)}, {act_id(row.act)})\n"
+    return text
 
 
 def cuda_registry(found: Sequence[Row]) -> str:
@@ -150,9 +147,6 @@ def types() -> str:
 def sources(found: Sequence[Row]) -> dict[str, str]:
     """Every generated source: file name -> text."""
     files = {"registry.inc": registry(found), "cuda_registry.inc": cuda_registry(found), "types.inc": types()}
-    for name, members in units(found).items():
-        files[name] = unit(members)
-    for family, variant in dict.fromkeys((row.family, row.variant) for row in found):
-        if family.shared:
-            files[unit_name(family, variant, "product")] = shared_unit(family, variant)
-    return files
+    files |= {name: unit(members) for name, members in units(found).items()}
+    sharing = units([row for row in found if row.family.shared], "shared_unit")
+    return files | {name: shared_unit(members) for name, members in sharing.items()}

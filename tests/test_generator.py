@@ -15,6 +15,7 @@ import pytest
 from generator import __main__ as command
 from generator import families, manifest
 from generator.enumerate import rows
+from generator.naming import CUDA_ACTS
 from lowbit.dtypes import ACT_TYPES, KERNEL_TYPES, WEIGHT_TYPES
 from lowbit.errors import SchemeError
 
@@ -122,6 +123,16 @@ def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
     assert units["w4a16_gemm_sm90_n8"] == units["wu4a16_gemm_sm90_n128"] != units["w4a16_decode_n4"]
 
 
+def test_what_kernels_of_all_weights_share_is_compiled_once_for_each_tile_and_type_of_x(out):
+    """Else a library misses a kernel when it is loaded, or holds it many times."""
+    wanted = {
+        (k["family"], CUDA_ACTS[k["act"]], k["tokens"]) for k in listed(out, "cuda") if k["family"].startswith("gemm")
+    }
+    line = re.compile(r"^template struct lowbit::(\w+)::Shared<(\w+), lowbit::\w+::Tile<(\d+)>>;$", re.M)
+    found = [parts for path in out.glob("*.cu") for parts in line.findall(path.read_text())]
+    assert len(found) == len(wanted) and {(family, act, int(tile)) for family, act, tile in found} == wanted
+
+
 def test_what_a_launcher_says_of_a_type_gives_back_its_values(out):
     """Numbers that pass from Python to CUDA: template arguments, and step and offset of the integer types."""
     kernels, weights = {k["name"]: k for k in listed(out, "cuda")}, {w.name: w for w in KERNEL_TYPES}
@@ -216,7 +227,7 @@ def test_filters(out, tmp_path):
         rows(arch="cpu,x")
     assert generate(tmp_path, "--only", "w9*").returncode == 2
     assert generate(tmp_path, "--only", "w3a32_cpu_scalar").returncode == 0
-    assert {p.name for p in tmp_path.glob("*.cpp")} == {"cpu_scalar_3.cpp", "cpu_scalar_product.cpp"}
+    assert {p.name for p in tmp_path.glob("*.cpp")} == {"cpu_scalar_3.cpp", "cpu_scalar_shared.cpp"}
     assert generate(tmp_path, "--arch", "cpu").returncode == 0
     assert not list(tmp_path.glob("*.cu")) and "LOWBIT_" not in (tmp_path / "cuda_registry.inc").read_text()
 

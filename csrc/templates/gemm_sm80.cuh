@@ -18,14 +18,12 @@
 #include "form.cuh"
 #include "gemm_sm80/feed.cuh"
 #include "gemm_sm80/narrow.cuh"
+#include "gemm_sm80/parts.cuh"
 #include "gemm_sm80/shape.cuh"
 #include "gemm_sm80/worker.cuh"
 #include "launch.cuh"
-#include "parts.cuh"
 
 namespace lowbit::gemm_sm80 {
-
-constexpr int kAddThreads = 256;
 
 template <class Weight, class Act, class Tile, class Form>
 __global__ void __launch_bounds__(Tile::kThreads, 1) multiply(const __grid_constant__ Problem p) {
@@ -103,11 +101,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) multiply(const __grid_const
   }
 }
 
-template <class Act, class Tile, int Threads>
-__global__ void __launch_bounds__(Threads) add_parts(const __grid_constant__ Problem p) {
-  add_up_parts<Act, Tile, Threads>(p);
-}
-
 // What of a kernel its problem depends on, and the kernels. Why no types: what takes them is then compiled once.
 struct Kernels {
   void (*multiply)(Problem);
@@ -124,7 +117,7 @@ struct Kernels {
 template <class Weight, class Act, class Tile, class Form>
 inline Kernels kernels() {
   Kernels found{nullptr,
-                add_parts<Act, Tile, kAddThreads>,
+                Shared<Act, gemm_sm80::Tile<Tile::kTokens>>::add_kernel(),
                 Weight::kBits,
                 Weight::kFloat,
                 Form::kFine,

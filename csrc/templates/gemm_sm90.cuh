@@ -78,7 +78,6 @@ struct Bounds {
   // Why fewer: the compiler took 114 of n64 with 4 bits, which was 4% slower (57344 x 8192).
   static constexpr int kWide = Tile::kTokens == 64 && Worker::kBits <= 4 ? 112 : 168;
   static constexpr int kRegisters = Tile::kWgmma ? kWide : !Tile::kHalf ? kNarrow : kFew ? 96 : 80;
-  static constexpr int kAddThreads = Tile::kWgmma || kMany ? 128 : 256;
 };
 
 template <class Weight, class Act, class Tile, class Form>
@@ -156,8 +155,7 @@ struct Kernels {
 template <class Weight, class Act, class Tile, class Form>
 inline Kernels kernels() {
   using Worker = WorkerOf<Weight, Act, Tile, Form>;
-  constexpr int kAdds = BoundsOf<Weight, Act, Tile, Form>::kAddThreads,
-                kMaps = gemm_sm90::kMaps<typename Worker::Stage>;
+  constexpr int kAdds = add_threads<Tile>(Form::kFine), kMaps = gemm_sm90::kMaps<typename Worker::Stage>;
   Kernels found{nullptr,
                 nullptr,
                 Tile::kLarge ? kLargeThreads : 32 * (Tile::kWarps + kHelpers<Worker, Tile>),
@@ -172,7 +170,7 @@ inline Kernels kernels() {
   } else {
     found.multiply = reinterpret_cast<const void*>(multiply<Weight, Act, Tile, Form, kMaps>);
   }
-  if constexpr (!Tile::kHalf) found.add = add_parts<Act, Tile, kAdds>;
+  if constexpr (!Tile::kHalf) found.add = Shared<Act, Tile>::add_kernel(Form::kFine);
   return found;
 }
 

@@ -4,6 +4,7 @@
 //
 #include "on_host/product.h"
 #include "templates/gemm_sm80.cuh"
+#include "templates/gemm_sm80/add_parts.cuh"
 
 namespace lowbit::gemm_sm80 {
 alignas(128) uint8_t memory[kSharedLarge];

@@ -2,6 +2,7 @@
 #pragma once
 #include "on_host/product.h"
 #include "templates/gemm_sm90.cuh"
+#include "templates/gemm_sm90/add_parts.cuh"
 
 namespace lowbit::gemm_sm90 {
 alignas(1024) inline uint8_t memory[emulated::kMostBlocks * kSharedTwoRings];
