@@ -48,16 +48,20 @@ def is_wide(name: str) -> bool:
     return tokens(name) >= 32
 
 
-def scales_values(name: str, pw: lowbit.PackedWeight) -> bool:
-    """Whether a kernel applies scales to values of a weight: wide ones do, but those of gemm_sm90 with groups of at
-    least 128 and without zeros, or with whole ones; of these from 96 tokens on some do, for 6 and 7 bits and fp16.
+def scales_integers(name: str, bits: int, group_size: int) -> bool:
+    """Whether a kernel applies scales to values of integers, whatever their zeros: wide ones do, but those of gemm_sm90
+    with groups of at least 128; of these from 96 tokens on some do, for 6 and 7 bits and fp16.
     """
-    if not is_wide(name) or family(name) == "gemm_sm80" or 0 < pw.group_size < 128:
+    if not is_wide(name) or family(name) == "gemm_sm80" or 0 < group_size < 128:
         return is_wide(name)
-    bits = 0 if pw.dtype.kind == "float" or "a16_" not in name else pw.dtype.bits
-    if tokens(name) >= 96 and (bits == 7 or (bits == 6 and tokens(name) <= 128)):
+    return "a16_" in name and tokens(name) >= 96 and (bits == 7 or (bits == 6 and tokens(name) <= 128))
+
+
+def scales_values(name: str, pw: lowbit.PackedWeight) -> bool:
+    """Whether a kernel applies scales to values of a weight: also wide ones with zeros that are no whole numbers."""
+    if scales_integers(name, 0 if pw.dtype.kind == "float" else pw.dtype.bits, pw.group_size):
         return True
-    return pw.zero_kind != "none" and pw.numbers[-1] != WHOLE_ZEROS
+    return is_wide(name) and pw.zero_kind != "none" and pw.numbers[-1] != WHOLE_ZEROS
 
 
 def forced(name: str | None) -> contextlib.AbstractContextManager:

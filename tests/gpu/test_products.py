@@ -18,6 +18,7 @@ from .kernels import (
     needs_kernels,
     product_by,
     ran,
+    scales_integers,
     serves,
     tokens,
 )
@@ -101,7 +102,8 @@ def extremes(row: dict, scale_type: str, largest: float, group: int) -> tuple[fl
     """The smallest and largest scale to try with a kernel, and the smallest that it tells from its neighbours."""
     if row["act"] == scale_type == "bfloat16":
         return 1e-25, 1e25, 0.0
-    if is_wide(row["name"]) and row["act"] == "float16" and (row["family"] == "gemm_sm80" or group < 128):
+    wtype = weight_type(row["weight"])
+    if row["act"] == "float16" and scales_integers(row["name"], 0 if wtype.kind == "float" else wtype.bits, group):
         return 2.0**-14, min(65504, 60000 / largest), 2.0**-14  # what fp16 holds of scales and of values
     # Why not always 65504: the smallest x of fp16 times the largest weight must not overflow it.
     return 2.0**-24, min(65504, 1e9 / largest), 0.0
