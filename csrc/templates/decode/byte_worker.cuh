@@ -28,7 +28,8 @@ struct ByteWorker {
   using X = Digits<Act, Tile, bytes::kMerged<Weight::kBits>, kUnits>;
   static constexpr bool kFloat = false;
   static constexpr int kBits = Weight::kBits, kTokens = Tile::kTokens, kRows = Ring::kRows;
-  static constexpr int kPhases = kFine ? 1 : 4 / kTokens;  // steps in a product
+  static constexpr int kPhases = kFine ? 1 : 4 / kTokens;                        // steps in a product
+  static constexpr int kTurn = kPhases > Ring::kSteps ? kPhases : Ring::kSteps;  // steps in which stages and these meet
   static_assert(kUnits <= kMostUnits<Weight, Tile>);
   static constexpr bool kLookedUp = bytes::kLookedUp<Weight>;
   using Table = bytes::Table<Weight>;
@@ -241,7 +242,6 @@ struct ByteWorker {
 
   // place: the stage before the first.
   __device__ __forceinline__ void run_tile(Place& place, Feed& feed) {
-    constexpr int kTurn = kPhases > Ring::kSteps ? kPhases : Ring::kSteps;  // steps in which stages and phases meet
     const int steps = at.end_step - at.first_step, reads = read_phase(), scales = scale_phase();
     uint32_t entry = this->entry, row = this->row;
 #pragma unroll

@@ -25,6 +25,7 @@ struct FloatWorker {
   static constexpr bool kFloat = true;
   static constexpr int kBits = Weight::kBits, kTokens = Tile::kTokens, kRows = Ring::kRows;
   static constexpr int kPhases = 8 / kTokens;  // steps in a product
+  static constexpr int kTurn = 1;              // steps that a slice is rounded up to
   // Of a group. Fragments go to them in turn. Why: the products of one sum wait for each other.
   static constexpr int kSums = 2;
   static_assert(!Decoder::kSubtractOffset);

@@ -15,21 +15,17 @@ struct Traits {
   bool is_float;
   int tokens, warps, shared_bytes;  // of its blocks
   int rows;                         // row tiles that a warp has side by side
+  int turn;                         // steps that a warp multiplies at least: a slice is rounded up to turns
   int x_at;                         // where x begins in shared memory
   int table_step_bytes;             // of what is known of a token at a step
   int sum_bytes;                    // of a tile's sums from a warp
 };
 
 template <class Worker, class Tile>
-constexpr Traits kTraits = {Worker::kBits,
-                            Worker::kFloat,
-                            Tile::kTokens,
-                            Tile::kWarps,
-                            Tile::kSharedBytes,
-                            Worker::Ring::kRows,
-                            Map<typename Worker::Ring, Tile>::kX,
-                            Worker::kTableBytes,
-                            kSumBytes<Worker>};
+constexpr Traits kTraits = {
+    Worker::kBits,       Worker::kFloat,      Tile::kTokens, Tile::kWarps,
+    Tile::kSharedBytes,  Worker::Ring::kRows, Worker::kTurn, Map<typename Worker::Ring, Tile>::kX,
+    Worker::kTableBytes, kSumBytes<Worker>};
 
 // Of codes.
 inline int64_t megabytes(const Problem& p, int bits) { return int64_t{256} * bits * p.tiles * p.steps >> 20; }
@@ -62,24 +58,28 @@ inline int split(const Traits& traits, Problem& p, int cluster_shift, int warps_
 
 // What a split costs, about, in steps of 128 k of one row tile: of the busiest warp, where two tiles side by side take
 // `both` times as long as one, and every doubling of the row groups of a block, which then reads more places at once,
-// takes more; a tile's sums, x, and a pair of blocks. Fitted to the order of times on an H200 (benchmarks/results/
-// nvidia-h200/sweep_splits_20261123_decode.json: 111 products of 1, 2 and 4 rows, 4096 x 4096 to 57344 x 8192, int1
-// to int8): what is chosen, with when() and prefers_whole(), is 1% slower than the fastest of all on average.
+// takes more; a tile's sums, x, and a pair of blocks; and all of it more where multiprocessors stay idle, since they
+// bring no weights. Fitted to the order of times on an H200 (benchmarks/results/nvidia-h200/
+// sweep_splits_20261123_decode.json: 111 products of 1, 2 and 4 rows, 4096 x 4096 to 57344 x 8192, int1 to int8): what
+// is chosen of splits of one kind of blocks is 0.2% slower than the fastest on average, 2.4% at worst.
 struct Costs {
   float both, groups, sums, x, pair[2];  // pair: up to 4 bits, above
 };
 constexpr Costs kCostsHalf = {0.25f, 0.23f, 1.6f, 0.21f, {2.6f, 0.2f}};
 constexpr Costs kCostsWhole = {0.95f, 0.18f, 2.5f, 0.16f, {8.0f, 5.4f}};
+constexpr float kCostIdle = 0.25f;
 
-inline float cost(const Traits& traits, const Problem& p, int warps_n) {
+inline float cost(const Traits& traits, const Problem& p, int warps_n, int blocks) {
   const Costs& costs = traits.warps == 8 ? kCostsHalf : kCostsWhole;
   const int steps = p.slices.each + (p.slices.more > 0);
+  const int multiplied = (steps + traits.turn - 1) / traits.turn * traits.turn;
   const float tiles = traits.rows == 1 ? static_cast<float>(p.most_tiles) : costs.both * ((p.most_tiles + 1) / 2);
   float spread_out = 1.0f;
   for (; warps_n > 1; warps_n /= 2) spread_out += costs.groups;
   const float pair = p.cluster_shift == 0 ? 0.0f : costs.pair[traits.bits >= 5];
   const float x = costs.x * static_cast<float>((steps << p.warps_k_shift) * traits.tokens);
-  return tiles * steps * spread_out + costs.sums * p.most_tiles + x + pair;
+  const float idle = static_cast<float>(blocks) / static_cast<float>(p.grid) - 1.0f;
+  return (tiles * multiplied * spread_out + costs.sums * p.most_tiles + x + pair) * (1.0f + kCostIdle * idle);
 }
 
 // How many stages a warp asks for early, and when the next kernel may begin (Split::early, next_after). The time of
@@ -120,7 +120,7 @@ inline int spread(const Traits& traits, Problem& p, const Launch& launch) {
       Problem found = p;
       const int need = split(traits, found, cluster_shift, warps_k_shift, launch);
       if (!need) continue;
-      const float price = cost(traits, found, traits.warps >> warps_k_shift);
+      const float price = cost(traits, found, traits.warps >> warps_k_shift, launch.clusters[0]);
       if (bytes && price >= best_price) continue;
       best = found, bytes = need, best_price = price;
     }
