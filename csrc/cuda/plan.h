@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "../args.h"
+#include "../templates/columns.cuh"
 #include "../templates/deal.cuh"
 #include "../templates/form.cuh"
 #include "split.h"

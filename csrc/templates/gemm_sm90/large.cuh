@@ -179,10 +179,13 @@ struct Large {
         };
         const auto multiply = [&](int half) {
           const uint64_t tokens = ptx::describe_tokens(base + own[half] * Map::kXBytes);
-          ptx::begin_products();
+          with_columns<Tile>(p.tile_tokens, [&](auto columns) {
+            ptx::begin_products();
 #pragma unroll
-          for (int f = 0; f < 4; ++f) ptx::wgmma<Act, Tile::kTokens>(sum, a[half][f], tokens + f * 32 / 16);
-          ptx::commit_products();
+            for (int f = 0; f < 4; ++f)
+              ptx::wgmma<Act, decltype(columns)::value>(sum, a[half][f], tokens + f * 32 / 16);
+            ptx::commit_products();
+          });
           before[half] = own[half];
         };
         ptx::wait_products<1>();

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "../../args.h"
+#include "../columns.cuh"
 #include "../deal.cuh"
 #include "../dequant/planes.cuh"
 #include "../form.cuh"
@@ -27,9 +28,9 @@ constexpr int kSharedTwoRings = 222 * 1024;
 // weights.
 constexpr int kSharedHalf = 110 * 1024;
 
-// Tokens: columns of a tile. Up to 16 are multiplied by mma.sync, with 16 warps, or with Workers = 8 in half of a
-// multiprocessor; more by wgmma, with two warpgroups, of which each has the registers for 64 x 128 sums. A warp takes
-// 16 rows. More warps help: one brings everything, others add up x.
+// Tokens: columns of a tile, at most. Up to 16 are multiplied by mma.sync, with 16 warps, or with Workers = 8 in half
+// of a multiprocessor; more by wgmma, with two warpgroups, of which each has the registers for 64 x 128 sums. A warp
+// takes 16 rows. More warps help: one brings everything, others add up x.
 template <int Tokens, int Workers = 16>
 struct Tile {
   static constexpr int kTokens = Tokens, kColumns = Tokens / 8;

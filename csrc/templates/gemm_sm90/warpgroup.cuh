@@ -1,5 +1,8 @@
 // What both kernels of wgmma have: warpgroups that take turns, and sums in units of a scale.
 #pragma once
+#include <type_traits>
+
+#include "../columns.cuh"
 #include "../ptx/async.cuh"
 #include "../ptx/wgmma.cuh"
 
@@ -23,6 +26,25 @@ struct Turns {
     if (own == kFirst) ptx::wait_at_barrier<kThreads>(own);
   }
 };
+
+// Calls body(std::integral_constant<int, columns>()) for what columns_of is of a tile with so many tokens.
+template <class Tile, class Body>
+__device__ __forceinline__ void with_columns(int tokens, const Body& body) {
+  constexpr int kTokens = Tile::kTokens;
+  if constexpr (columns_of(kTokens, 1) == kTokens) {
+    body(std::integral_constant<int, kTokens>());
+  } else if (tokens > kTokens - 2 * kColumnStep) {
+    if (tokens > kTokens - kColumnStep) {
+      body(std::integral_constant<int, kTokens>());
+    } else {
+      body(std::integral_constant<int, kTokens - kColumnStep>());
+    }
+  } else if (tokens > kTokens - 3 * kColumnStep) {
+    body(std::integral_constant<int, kTokens - 2 * kColumnStep>());
+  } else {
+    body(std::integral_constant<int, kTokens - 3 * kColumnStep>());
+  }
+}
 
 // What the sums of a lane's row halves are counted in: the scale of the group that was added last. So values stay exact
 // numbers, and a scale costs a multiplication of the sums, not of each value: sum = sum * (last scale / next scale) +

@@ -102,8 +102,8 @@ inline uint64_t describe_tokens(uint32_t address) { return address >> 4; }
 inline void begin_products() { emulated::races.end_reads(emulated::current); }
 inline void commit_products() { emulated::end_group(); }
 
-template <class Act, int Tokens>
-void wgmma(float (&sum)[Tokens / 2], const uint32_t (&a)[4], uint64_t tokens, int add = 1) {
+template <class Act, int Tokens, int Count>
+void wgmma(float (&sum)[Count], const uint32_t (&a)[4], uint64_t tokens, int add = 1) {
   const uint32_t address = static_cast<uint32_t>(tokens) << 4;
   const auto multiply = [to = &sum[0], from = &a[0], address, add] {
     emulated::add_product<Act>(to, from, address, Tokens, add);
