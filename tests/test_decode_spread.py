@@ -18,8 +18,16 @@ def program(tmp_path_factory):
     return built_of_kernels(tmp_path_factory.mktemp("spread"), "decode_spread_on_host.cpp")
 
 
-@pytest.mark.parametrize("sweep", ["sweep_splits_20261123_decode.json", "sweep_splits_20261123_decode_apart.json"])
-def test_splits_that_are_chosen_are_close_to_the_fastest_that_were_measured(program, sweep):
+@pytest.mark.parametrize(
+    ("sweep", "average", "worst"),
+    [
+        ("sweep_splits_20261123_decode.json", 0.007, 0.05),
+        ("sweep_splits_20261123_decode_apart.json", 0.01, 0.05),
+        ("sweep_splits_20261126_few_bits.json", 0.011, 0.075),
+        ("sweep_splits_20261126_many_bits.json", 0.018, 0.075),
+    ],
+)
+def test_splits_that_are_chosen_are_close_to_the_fastest_that_were_measured(program, sweep, average, worst):
     times = {}
     for dtype, n, k, rows, split, us in json.loads((RESULTS / sweep).read_text())["rows"]:
         if split:
@@ -31,6 +39,6 @@ def test_splits_that_are_chosen_are_close_to_the_fastest_that_were_measured(prog
     chosen = {product: tuple(map(int, line.split())) for product, line in zip(times, answers, strict=True)}
     measured = [product for product in times if chosen[product] in times[product]]
     lost = {product: times[product][chosen[product]] / min(times[product].values()) - 1 for product in measured}
-    assert len(lost) > 0.85 * len(times) > 50
-    assert sum(lost.values()) / len(lost) < 0.011, sorted(lost.items(), key=lambda item: -item[1])[:5]
-    assert max(lost.values()) < 0.06, max(lost, key=lost.get)
+    assert len(lost) > 0.8 * len(times) > 35
+    assert sum(lost.values()) / len(lost) < average, sorted(lost.items(), key=lambda item: -item[1])[:5]
+    assert max(lost.values()) < worst, max(lost, key=lost.get)

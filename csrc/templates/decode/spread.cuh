@@ -57,29 +57,33 @@ inline int split(const Traits& traits, Problem& p, int cluster_shift, int warps_
 }
 
 // What a split costs, about, in steps of 128 k of one row tile: of the busiest warp, where two tiles side by side take
-// `both` times as long as one, and every doubling of the row groups of a block, which then reads more places at once,
-// takes more; a tile's sums, x, and a pair of blocks; and all of it more where multiprocessors stay idle, since they
-// bring no weights. Fitted to the order of times on an H200 (benchmarks/results/nvidia-h200/
-// sweep_splits_20261123_decode.json: 111 products of 1, 2 and 4 rows, 4096 x 4096 to 57344 x 8192, int1 to int8): what
-// is chosen of splits of one kind of blocks is 0.2% slower than the fastest on average, 2.4% at worst.
+// `both` times as long as one, and of one by one what all warps have on average counts too, `average` of it, because
+// memory brings them together; every doubling of the row groups of a block, which then reads more places at once, takes
+// more; a tile's sums, x, and a pair of blocks; and all of it more where multiprocessors stay idle, since they bring no
+// weights. Fitted to the order of times on H200s (benchmarks/results/nvidia-h200/sweep_splits_20261123_decode.json and
+// _20261126_few_bits, _many_bits: 207 products of 1, 2 and 4 rows, 15 shapes, int1 to int8): what is chosen is 1.0%
+// slower than the fastest of both kinds of blocks on average, 7% at worst.
 struct Costs {
-  float both, groups, sums, x, pair[2];  // pair: up to 4 bits, above
+  float both, average, groups, sums, x, pair[2];  // pair: up to 4 bits, above
 };
-constexpr Costs kCostsHalf = {0.25f, 0.23f, 1.6f, 0.21f, {2.6f, 0.2f}};
-constexpr Costs kCostsWhole = {0.95f, 0.18f, 2.5f, 0.16f, {8.0f, 5.4f}};
+constexpr Costs kCostsHalf = {0.25f, 0.0f, 0.23f, 1.6f, 0.21f, {2.6f, 0.2f}};
+constexpr Costs kCostsWhole = {0.95f, 0.4f, 0.18f, 2.5f, 0.16f, {8.0f, 5.4f}};
 constexpr float kCostIdle = 0.25f;
 
 inline float cost(const Traits& traits, const Problem& p, int warps_n, int blocks) {
   const Costs& costs = traits.warps == 8 ? kCostsHalf : kCostsWhole;
   const int steps = p.slices.each + (p.slices.more > 0);
   const int multiplied = (steps + traits.turn - 1) / traits.turn * traits.turn;
-  const float tiles = traits.rows == 1 ? static_cast<float>(p.most_tiles) : costs.both * ((p.most_tiles + 1) / 2);
+  const float most = static_cast<float>(p.most_tiles);
+  const float average = static_cast<float>(p.tiles) / static_cast<float>((p.grid >> p.cluster_shift) * warps_n);
+  const float tiles =
+      traits.rows == 1 ? most + costs.average * (average - most) : costs.both * ((p.most_tiles + 1) / 2);
   float spread_out = 1.0f;
   for (; warps_n > 1; warps_n /= 2) spread_out += costs.groups;
   const float pair = p.cluster_shift == 0 ? 0.0f : costs.pair[traits.bits >= 5];
   const float x = costs.x * static_cast<float>((steps << p.warps_k_shift) * traits.tokens);
   const float idle = static_cast<float>(blocks) / static_cast<float>(p.grid) - 1.0f;
-  return (tiles * multiplied * spread_out + costs.sums * p.most_tiles + x + pair) * (1.0f + kCostIdle * idle);
+  return (tiles * multiplied * spread_out + costs.sums * most + x + pair) * (1.0f + kCostIdle * idle);
 }
 
 // How many stages a warp asks for early, and when the next kernel may begin (Split::early, next_after). The time of
