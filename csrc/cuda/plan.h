@@ -187,17 +187,16 @@ constexpr bool takes_half(const Question& q) {
   return split_of({(q.n + 15) / 16, (q.k + 127) / 128, 8, q.bits, 8, q.clusters, ~0u}).row_tiles > 0;
 }
 
-// Whether n8 takes an integer product of up to 4 rows that decode holds: 4 and 8 bits by halves of a multiprocessor,
-// and many k. Measured on an H200, us, n4 and n8 at 4 rows: 4096 x 4096 W4 4.2 and 3.9, W8 5.5 and 5.4; 8192 x 8192
-// W4 10.7 and 10.1, W1 6.9 and 7.2; at 3 rows 4096 x 14336 W1 7.5 and 6.6, W3 9.6 and 8.9; at 2 rows n2 and n8, 3584 x
-// 14336 W4 8.7 and 8.4; at one row n1 and n8, 4608 x 3584 W8 7.6 and 6.5.
+// Whether n8 takes an integer product of up to 4 rows that decode holds: 4 bits by halves of a multiprocessor, and many
+// k. Measured on an H200, us, n4 and n8 at 4 rows: 4096 x 4096 W4 4.2 and 3.9; 8192 x 8192 W4 10.7 and 10.1, W1 6.9 and
+// 7.2; at 3 rows 4096 x 14336 W1 7.5 and 6.6, W3 9.6 and 8.9; at 2 rows n2 and n8, 3584 x 14336 W4 8.6 and 8.4. With
+// 8 bits n8 is slower since decode's version 66: at 1 and 4 rows 4608 x 3584 5.6 and 6.1, 5.7 and 6.1, 6144 x 4096 7.3
+// and 7.9, 7.6 and 7.9 (nvidia-h200/matmul_20261126_tiles_with_66.json).
 constexpr bool prefers_n8(const Question& q) {
-  const int64_t tiles = (q.n + 15) / 16, steps = (q.k + 127) / 128, work = tiles * steps;
-  const bool half = takes_half(q);
-  if (q.m == 2 && q.bits == 4 && half && steps >= 100) return true;
-  if (q.m <= 2) return half && q.bits == 8 && work <= 12 * 1024;
-  if (half && (q.bits == 4 || (q.bits == 8 && work <= 14 * 1024))) return true;
-  return steps >= 100 && q.n <= 8192 && (q.bits >= 4 || steps <= 128 || q.n <= 5120);
+  const int64_t steps = (q.k + 127) / 128;
+  const bool by_half = q.bits == 4 && takes_half(q);
+  if (q.m <= 2) return q.m == 2 && by_half && steps >= 100;
+  return by_half || (steps >= 100 && q.n <= 8192 && (q.bits >= 4 || steps <= 128 || q.n <= 5120));
 }
 
 // The same for floats, us, decode and n8. With 8 bits few row tiles that have many k: all of x is in shared memory, and
@@ -223,10 +222,11 @@ constexpr float decode_rank(int tokens, const Question& q) {
   if (q.fine()) return rank;
   if (q.is_float ? floats_prefer_n8(q) : prefers_n8(q)) return last;
   if (q.k % 8192 == 0) return rank;
-  // Few row tiles that have many k, 2 rows by n2 and n4: 3584 x 14336 W2 7.7 and 6.9 us, W5 10.7 and 10.1, W7 13.6 and
-  // 13.0, but W3 8.2 and 8.4, W8 14.2 and 14.6.
-  const bool is_long = q.m == 2 && q.n <= 5120 && q.k >= 12 * 1024 && q.bits != 3 && q.bits != 4 && q.bits != 8;
-  return is_long && tokens == 4 ? 0.0f : rank;
+  // Few row tiles that have many k. One row by n1 and n4: 3584 x 14336 W4 8.4 and 8.1 us, W7 13.3 and 12.6, 5120 x
+  // 27648 W5 24.5 and 23.8, but W3 7.6 and 7.5, W8 13.8 and 14.1; two by n2 and n4: 3584 x 14336 W2 7.7 and 6.9,
+  // W5 10.7 and 10.1, W7 13.6 and 13.0, but W3 8.2 and 8.4, W8 14.2 and 14.6.
+  const bool gains = q.m == 1 ? q.bits >= 4 && q.bits <= 7 : q.m == 2 && q.bits != 3 && q.bits != 4 && q.bits != 8;
+  return gains && !q.is_float && tokens == 4 && q.n <= 5120 && q.k >= 12 * 1024 ? 0.0f : rank;
 }
 
 // Microseconds, about, that a tile takes; from kLast on it is one to try after others, at kNever none to try. The tile

@@ -57,3 +57,11 @@ def test_columns_beyond_the_last_token_may_be_anything(m):
     x = oracle.normal(m, 512, dtype=torch.float16, seed=m)
     product_by(row["name"], infinite, weight.pw)
     assert_exact(x, weight, None, product_by(row["name"], x, weight.pw))
+
+
+@pytest.mark.parametrize("m", [150, 190, 220])
+def test_sanitizer_small_product_of_fewer_columns(m):
+    row = row_for("int4", torch.float16)
+    weight = oracle.make("int4", (300, 520), 128, "none", plain=True)
+    x = oracle.normal(m, 520, dtype=torch.float16, seed=m)
+    assert_exact(x, weight, None, product_by(row["name"], x, weight.pw))
