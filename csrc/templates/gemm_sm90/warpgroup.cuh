@@ -31,6 +31,7 @@ struct Turns {
 template <class Tile, class Body>
 __device__ __forceinline__ void with_columns(int tokens, const Body& body) {
   constexpr int kTokens = Tile::kTokens;
+  static_assert(kColumnSteps == 4, "as many as there are here");
   if constexpr (columns_of(kTokens, 1) == kTokens) {
     body(std::integral_constant<int, kTokens>());
   } else if (tokens > kTokens - 2 * kColumnStep) {
