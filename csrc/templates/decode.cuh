@@ -50,8 +50,8 @@ inline int launch_kernel(const Problem& p, const Launch& launch) {
 // can't start early. Measured on an H200, one row, the best of half and of all, us: 28672 x 4096 W2 (28 MB) 10.4 and
 // 10.7; 8192 x 8192 W3 (24) 8.2 and 8.3, W4 (32) 10.2 and 9.9; 8192 x 3584 W4 (14) 5.4 and 5.7; 4096 x 4096 W6 (12)
 // 4.9 and 5.0, W8 (16) 5.6 and 5.4; 6144 x 4096 W5 (15) 6.0 and 6.1; 4608 x 3584 W7 (13) 6.2 and 6.1; 55296 x 5120 W1
-// (33) 16.8 and 18.0, with two rows 20.6 and 19.3; four rows, 4096 x 4096
-// W7 (14) 5.8 and 6.0, 4608 x 3584 W8 (15) 6.4 and 5.7.
+// (33) 16.8 and 18.0, with two rows 20.6 and 19.3; four rows, 4096 x 4096 W7 (14) 5.8 and 6.0, 4608 x 3584 W8 (15) 6.4
+// and 5.7.
 inline bool prefers_whole(const Problem& p, int bits) {
   const bool few = p.m <= 2;
   const int64_t most = bits == 5               ? 15
