@@ -20,8 +20,6 @@ BYTES_PER_US = 4.3e6
 BLOCKS, PAIRS, CLUSTERS = 132, 66, [0, 132, 66, 39, 30]  # as plan.h has it of an H200
 #: What sums that meet cost, in parts of what a second kernel does: with 256 tokens, with fewer.
 MEET_OF_256, MEET = 0.4, 0.3
-#: What of a step takes less where a tile of 256 tokens has fewer columns to multiply.
-BY_COLUMNS = 0.65
 
 
 class Work(NamedTuple):
@@ -49,7 +47,7 @@ def work_of(tile: int, n: int, k: int, m: int, bits: int) -> Work:
     in_parts, longest, meet = dealt[4], dealt[5], dealt[8]
     average = (pairs / PAIRS if paired and meet == 1 else tasks / BLOCKS) * steps
     ends = 1.0 if in_parts else (MEET_OF_256 if paired else MEET) if meet > 1 else 0.0
-    columns = 1 - BY_COLUMNS * (1 - native.columns_of_each(tile, m) / tile)
+    columns = 1 - native.kByColumns * (1 - native.columns_of_each(tile, m) / tile)
     return Work(longest * columns, average * columns, ends, memory_us(n, k, bits))
 
 

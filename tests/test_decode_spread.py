@@ -19,15 +19,16 @@ def program(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("sweep", "average", "worst"),
+    ("sweep", "known", "average", "worst"),
     [
-        ("sweep_splits_20261123_decode.json", 0.007, 0.05),
-        ("sweep_splits_20261123_decode_apart.json", 0.01, 0.05),
-        ("sweep_splits_20261126_few_bits.json", 0.011, 0.075),
-        ("sweep_splits_20261126_many_bits.json", 0.018, 0.075),
+        ("sweep_splits_20261123_decode.json", 99, 0.007, 0.05),
+        ("sweep_splits_20261123_decode_apart.json", 59, 0.01, 0.05),
+        ("sweep_splits_20261126_few_bits.json", 39, 0.011, 0.075),
+        ("sweep_splits_20261126_many_bits.json", 48, 0.018, 0.075),
     ],
 )
-def test_splits_that_are_chosen_are_close_to_the_fastest_that_were_measured(program, sweep, average, worst):
+def test_splits_that_are_chosen_are_close_to_the_fastest_that_were_measured(program, sweep, known, average, worst):
+    """known: of how many products the split that is chosen was among those that were timed."""
     times = {}
     for dtype, n, k, rows, split, us in json.loads((RESULTS / sweep).read_text())["rows"]:
         if split:
@@ -39,6 +40,6 @@ def test_splits_that_are_chosen_are_close_to_the_fastest_that_were_measured(prog
     chosen = {product: tuple(map(int, line.split())) for product, line in zip(times, answers, strict=True)}
     measured = [product for product in times if chosen[product] in times[product]]
     lost = {product: times[product][chosen[product]] / min(times[product].values()) - 1 for product in measured}
-    assert len(lost) > 0.8 * len(times) > 35
+    assert len(lost) >= known
     assert sum(lost.values()) / len(lost) < average, sorted(lost.items(), key=lambda item: -item[1])[:5]
     assert max(lost.values()) < worst, max(lost, key=lost.get)

@@ -71,6 +71,7 @@ PYBIND11_MODULE(deal_math, m) {
     return std::array<int, 2>{spot.row_block, spot.token_tile};
   });
   m.def("columns_of_each", lowbit::columns_of_each);
+  m.attr("kByColumns") = lowbit::cuda::kByColumns;
   // family: 0 decode, 1 gemm_sm80, 2 gemm_sm90. kind: 0 no zeros, 1 zero, 2 min, 3 whole.
   m.def("tile_us", [](int family, int tokens, std::array<int64_t, 3> mnk, int bits, bool is_float, bool bf16_x,
                       int64_t group_size, int kind, int capability, std::array<int, 2> clusters) {

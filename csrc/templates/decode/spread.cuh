@@ -61,8 +61,8 @@ inline int split(const Traits& traits, Problem& p, int cluster_shift, int warps_
 // memory brings them together; every doubling of the row groups of a block, which then reads more places at once, takes
 // more; a tile's sums, x, and a pair of blocks; and all of it more where multiprocessors stay idle, since they bring no
 // weights. Fitted to the order of times on H200s (benchmarks/results/nvidia-h200/sweep_splits_20261123_decode.json and
-// _20261126_few_bits, _many_bits: 207 products of 1, 2 and 4 rows, 15 shapes, int1 to int8): what is chosen is 1.0%
-// slower than the fastest of both kinds of blocks on average, 7% at worst.
+// _20261126_few_bits, _many_bits: 207 products of 1, 2 and 4 rows, 15 shapes, int1 to int8): what is chosen is, of the
+// 186 where that was timed, 1.0% slower than the fastest of both kinds of blocks on average, 7% at worst.
 struct Costs {
   float both, average, groups, sums, x, pair[2];  // pair: up to 4 bits, above
 };

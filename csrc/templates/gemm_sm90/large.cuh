@@ -1,6 +1,6 @@
 // Tiles of 144 to 208 tokens, and of 256, of which two blocks of a cluster have 128 rows each and share x: each brings
 // half of it to both. Or they share K of the same 128 rows, and their sums meet, where that needs no second kernel
-// (deal.cuh).
+// (deal.cuh). Of 256 tokens those are multiplied that are there, by 160, 192, 224 or 256 columns (columns.cuh).
 //
 // In a block two warpgroups multiply 64 rows each by wgmma, in turns; one thread brings codes and scales, 128 k
 // at a time, and x, 64 k at a time, to two rings: a place of x is free again as soon as its products are done.
