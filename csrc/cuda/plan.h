@@ -188,15 +188,17 @@ constexpr bool takes_half(const Question& q) {
 }
 
 // Whether n8 takes an integer product of up to 4 rows that decode holds: 4 bits by halves of a multiprocessor, and many
-// k. Measured on an H200, us, n4 and n8 at 4 rows: 4096 x 4096 W4 4.2 and 3.9; 8192 x 8192 W4 10.7 and 10.1, W1 6.9 and
-// 7.2; at 3 rows 4096 x 14336 W1 7.5 and 6.6, W3 9.6 and 8.9; at 2 rows n2 and n8, 3584 x 14336 W4 8.6 and 8.4. With
-// 8 bits n8 is slower since decode's version 66: at 1 and 4 rows 4608 x 3584 5.6 and 6.1, 5.7 and 6.1, 6144 x 4096 7.3
-// and 7.9, 7.6 and 7.9 (nvidia-h200/matmul_20261126_tiles_with_66.json).
+// k where clusters of decode share row tiles unevenly (of 256 those of 4 and 8 blocks have 2.1 for each of their row
+// groups, so 4). Measured on an H200, us, n4 and n8 at 4 rows: 4096 x 4096 W4 4.2 and 3.9; 8192 x 8192 W4 10.7 and 10.1,
+// W1 6.9 and 7.2 (nvidia-h200/matmul_20261126_tiles_with_66.json); 4096 x 14336 W1 7.3 and 6.7, W3 9.7 and 8.9, but
+// 3584 x 14336 W2 6.8 and 7.2, 5120 x 17408 W2 10.6 and 12.6. Of 163 products of 3 and 4 rows and 9728 k and more 0.5%
+// is lost to the faster of both, 10% at worst (nvidia-h200/clusters_20261126.json).
 constexpr bool prefers_n8(const Question& q) {
   const int64_t steps = (q.k + 127) / 128;
   const bool by_half = q.bits == 4 && takes_half(q);
-  if (q.m <= 2) return q.m == 2 && by_half && steps >= 100;
-  return by_half || (steps >= 100 && q.n <= 8192 && (q.bits >= 4 || steps <= 128 || q.n <= 5120));
+  const bool uneven = q.n % 4096 == 0 ? q.n < 8192 || (q.n == 8192 && q.bits >= 3) : q.n < 3072 && q.bits <= 5;
+  if (q.m <= 2) return q.m == 2 && by_half && steps >= 100 && uneven;
+  return steps < 72 ? by_half : uneven;
 }
 
 // The same for floats, us, decode and n8. With 8 bits few row tiles that have many k: all of x is in shared memory, and
@@ -222,11 +224,10 @@ constexpr float decode_rank(int tokens, const Question& q) {
   if (q.fine()) return rank;
   if (q.is_float ? floats_prefer_n8(q) : prefers_n8(q)) return last;
   if (q.k % 8192 == 0) return rank;
-  // Few row tiles that have many k. One row by n1 and n4: 3584 x 14336 W4 8.4 and 8.1 us, W7 13.3 and 12.6, 5120 x
-  // 27648 W5 24.5 and 23.8, but W3 7.6 and 7.5, W8 13.8 and 14.1; two by n2 and n4: 3584 x 14336 W2 7.7 and 6.9,
-  // W5 10.7 and 10.1, W7 13.6 and 13.0, but W3 8.2 and 8.4, W8 14.2 and 14.6.
-  const bool gains = q.m == 1 ? q.bits >= 4 && q.bits <= 7 : q.m == 2 && q.bits != 3 && q.bits != 4 && q.bits != 8;
-  return gains && !q.is_float && tokens == 4 && q.n <= 5120 && q.k >= 12 * 1024 ? 0.0f : rank;
+  // Few row tiles that have many k: n4 holds x of two rows in half of a multiprocessor, n2 in all of it. n2 and n4, us:
+  // 4096 x 12288 W2 7.0 and 6.3, 4096 x 14336 W2 7.9 and 6.9.
+  const bool gains = q.m == 2 && q.bits <= 2 && !q.is_float && q.n == 4096 && q.k >= 9 * 1024;
+  return gains && tokens == 4 ? 0.0f : rank;
 }
 
 // Microseconds, about, that a tile takes; from kLast on it is one to try after others, at kNever none to try. The tile

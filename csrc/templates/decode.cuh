@@ -28,22 +28,39 @@
 
 namespace lowbit::decode {
 
-// Launches a kernel of `traits`; cudaErrorInvalidValue when its blocks can't hold x.
-inline int launch_resident(void (*function)(Problem), const Traits& traits, Problem p, Launch launch,
-                           Prepared& prepared) {
-  const auto* kernel = reinterpret_cast<const void*>(function);
-  if (const cudaError_t error = prepare(kernel, traits.shared_bytes, launch.device, prepared)) return error;
-  launch.overlap &= prepared.may_overlap(launch.device);
-  if (!spread(traits, p, launch)) return cudaErrorInvalidValue;
+struct Kernel {
+  void (*function)(Problem);
+  const Traits& traits;
+  Prepared& prepared;
+};
+
+template <class Weight, class Act, class Tile, class Form>
+inline Kernel kernel_of() {
+  static Prepared prepared;
+  return {resident<Weight, Act, Tile, Form>, kTraits<WorkerOf<Weight, Act, Tile, Form>, Tile>, prepared};
+}
+
+// Prepares a kernel; whether its launches overlap, in `launch`.
+inline cudaError_t prepare(const Kernel& kernel, Launch& launch) {
+  const auto* function = reinterpret_cast<const void*>(kernel.function);
+  const cudaError_t error = lowbit::prepare(function, kernel.traits.shared_bytes, launch.device, kernel.prepared);
+  launch.overlap &= kernel.prepared.may_overlap(launch.device);
+  return error;
+}
+
+// cudaErrorInvalidValue when its blocks can't hold x.
+inline int launch_spread(const Kernel& kernel, const Spread& found, const Launch& launch) {
+  if (!found.bytes) return cudaErrorInvalidValue;
   // Why all shared memory: two blocks of one launch on a multiprocessor would leave another one idle.
-  return start(function, p, p.grid, 32 * traits.warps, traits.shared_bytes, 1 << p.cluster_shift, launch);
+  return start(kernel.function, found.p, found.p.grid, 32 * kernel.traits.warps, kernel.traits.shared_bytes,
+               1 << found.p.cluster_shift, launch);
 }
 
 template <class Weight, class Act, class Tile, class Form>
-inline int launch_kernel(const Problem& p, const Launch& launch) {
-  static Prepared prepared;
-  return launch_resident(resident<Weight, Act, Tile, Form>, kTraits<WorkerOf<Weight, Act, Tile, Form>, Tile>, p, launch,
-                         prepared);
+inline int launch_kernel(const Problem& p, Launch launch) {
+  const Kernel kernel = kernel_of<Weight, Act, Tile, Form>();
+  if (const cudaError_t error = prepare(kernel, launch)) return error;
+  return launch_spread(kernel, spread(kernel.traits, p, launch), launch);
 }
 
 // Whether a product rather takes whole multiprocessors: the larger blocks gain more than it costs that the next launch
@@ -62,16 +79,33 @@ inline bool prefers_whole(const Problem& p, int bits) {
   return megabytes(p, bits) > most;
 }
 
-// Of the two kernels that may hold the problem, the faster one first.
+// The problem as it is spread over blocks of one of two kinds, half and whole: the one that it prefers, if that holds
+// it. Up to 3 bits in clusters of 4 and 8 the cheaper one. WHOLE: FIT
+struct Found {
+  bool whole;
+  Spread spread;
+};
+inline Found spread_either(const Traits& half, const Traits& whole, const Problem& p, const Launch& launch) {
+  const auto other = [&](bool is_whole) { return spread(is_whole ? whole : half, p, launch); };
+  Found found{prefers_whole(p, half.bits)};
+  found.spread = other(found.whole);
+  const bool by_price = half.bits <= 3 && found.spread.p.cluster_shift > 1;
+  if (found.spread.bytes && !by_price) return found;
+  const Spread second = other(!found.whole);
+  if (!second.bytes) return found;
+  const float mine = found.spread.price, its = second.price;
+  const bool cheaper = found.whole ? its < 0.62f * mine + 11.4f : 0.62f * its + 11.4f < mine;
+  return found.spread.bytes && !cheaper ? found : Found{!found.whole, second};
+}
+
 template <class Weight, class Act, class Tile, class Form>
-inline int launch_either(const Problem& p, const Launch& launch) {
-  const bool whole = prefers_whole(p, Weight::kBits);
-  int error = cudaErrorInvalidValue;
-  for (const bool other : {false, true})
-    if (error == cudaErrorInvalidValue)
-      error = whole != other ? launch_kernel<Weight, Act, decode::Tile<Tile::kTokens, Kind::kWhole>, Form>(p, launch)
-                             : launch_kernel<Weight, Act, decode::Tile<Tile::kTokens, Kind::kHalf>, Form>(p, launch);
-  return error;
+inline int launch_either(const Problem& p, Launch launch) {
+  const Kernel half = kernel_of<Weight, Act, decode::Tile<Tile::kTokens, Kind::kHalf>, Form>();
+  const Kernel whole = kernel_of<Weight, Act, decode::Tile<Tile::kTokens, Kind::kWhole>, Form>();
+  for (const Kernel* kernel : {&half, &whole})
+    if (const cudaError_t error = prepare(*kernel, launch)) return error;
+  const Found found = spread_either(half.traits, whole.traits, p, launch);
+  return launch_spread(found.whole ? whole : half, found.spread, launch);
 }
 
 // The problem, but for how it is spread; affine: of integers.

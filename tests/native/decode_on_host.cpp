@@ -20,7 +20,7 @@ void run_one(const Case& c, const Split& split) {
   constexpr Affine kAffine = Values<Weight>::kAffine;
   Product<Weight, Act> product(c);
   Launch launch = product.launch();
-  launch.forced = split, launch.overlap = split.blocks == 2;
+  launch.forced = split, launch.overlap = split.blocks > 1;
   const std::string shared = " " + std::to_string(split.row_tiles) + " x " + std::to_string(split.parts) + " x " +
                              std::to_string(split.blocks);
   for (const bool late : {false, true}) {
@@ -87,4 +87,9 @@ int main() {
   run_one<Int<7>, __nv_bfloat16, 4, false>({90, 1000, 3, -1, kMin, kBf16, 4, 90}, {2, 4, 2, 8, 8, 8});
   run_one<Float<2, 1>, __half, 2, true>({400, 1300, 2, 128, kNone, kFp16, 2, 90}, {8, 2, 2, 2, 16, 1});
   run_one<Int<6>, __half, 1, false>({520, 640, 1, 128, kZero, kFp16, 3, 90}, {8, 1, 1, 1, 8, 6});
+  // Four and eight: passes, blocks that own nothing, slices without steps.
+  run_one<Int<2>, __half, 4, false>({600, 2100, 4, 128, kNone, kFp16, 8, 90}, {2, 4, 4, 8, 8, 6});
+  run_one<Int<3>, __nv_bfloat16, 2, true>({700, 2100, 2, 256, kZero, kBf16, 4, 90}, {4, 4, 4, 1, 16, 0});
+  run_one<Int<1>, __half, 1, false>({300, 1303, 1, 128, kNone, kFp16, 16, 90}, {4, 2, 8, 4, 8, 4});
+  run_one<Int<8>, __half, 2, true>({40, 700, 2, -1, kMin, kFp16, 8, 90}, {1, 16, 8, 2, 16, 0});
 }

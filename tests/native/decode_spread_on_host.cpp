@@ -1,4 +1,5 @@
-// Which split family decode takes on a device of 132 blocks and 66 pairs: reads lines "bits rows N K" of integers
+// Which split family decode takes on a device of 132 blocks, 66 pairs, 30 clusters of four and 15
+// of eight: reads lines "bits rows N K" of integers
 // without zeros, and prints "row_tiles parts blocks early warps next_after" for each. For tests/test_decode_spread.py.
 #include "on_host/language.h"
 //
@@ -11,22 +12,23 @@ namespace lowbit::decode {
 namespace {
 
 template <int Bits, class Tile>
-bool answer(Problem p) {
-  Launch launch{};
-  launch.clusters[0] = 132, launch.clusters[1] = 66, launch.overlap = true;
-  const Traits& traits = kTraits<ByteWorker<Int<Bits>, __half, Tile, Groups<1, ZeroForm::kNone>>, Tile>;
-  if (!spread(traits, p, launch)) return false;
-  std::printf("%d %d %d %d %d %d\n", traits.warps >> p.warps_k_shift, 1 << p.warps_k_shift, 1 << p.cluster_shift,
-              p.early, traits.warps, p.next_after);
-  return true;
+constexpr const Traits& traits() {
+  return kTraits<ByteWorker<Int<Bits>, __half, Tile, Groups<1, ZeroForm::kNone>>, Tile>;
 }
 
 template <int Bits, int Tokens>
-bool answer_either(const Problem& p) {
-  using Half = Tile<Tokens>;
-  using Whole = Tile<Tokens, Kind::kWhole>;
-  return prefers_whole(p, Bits) ? answer<Bits, Whole>(p) || answer<Bits, Half>(p)
-                                : answer<Bits, Half>(p) || answer<Bits, Whole>(p);
+bool answer_either(const Problem& asked) {
+  Launch launch{};
+  launch.clusters[0] = 132, launch.clusters[1] = 66, launch.clusters[2] = 30, launch.clusters[3] = 15;
+  launch.overlap = true;
+  const Traits &half = traits<Bits, Tile<Tokens>>(), &whole = traits<Bits, Tile<Tokens, Kind::kWhole>>();
+  const Found found = spread_either(half, whole, asked, launch);
+  if (!found.spread.bytes) return false;
+  const Problem& p = found.spread.p;
+  const int warps = found.whole ? whole.warps : half.warps;
+  std::printf("%d %d %d %d %d %d\n", warps >> p.warps_k_shift, 1 << p.warps_k_shift, 1 << p.cluster_shift, p.early,
+              warps, p.next_after);
+  return true;
 }
 
 template <int Bits = 1>

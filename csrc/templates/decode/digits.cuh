@@ -69,7 +69,10 @@ struct Digits {
   const uint32_t table;
   int rows;              // of the block
   int few;               // whether 16 lanes bring a row
-  int row;               // this lane's first
+  int row;               // this lane's first: of `token` at `step` of the block
+  int step, token;
+  int row_steps, row_tokens;  // from one of its rows to the next
+  int first_k;  // its own of step 0
   int left;              // values from its own on
   const uint8_t* from;   // where these are
   uint32_t to, entry;    // where their digits go, and what is known of the row
@@ -85,8 +88,12 @@ struct Digits {
         row(few ? at.warp * 2 + at.lane / 16 : at.warp * 4 + at.lane / 8) {
     to = x + row * kRowBytes + fragment() / 4 * 128 + word() * 16 +
          (EvenFirst ? fragment() % 2 * 2 + fragment() / 2 % 2 : fragment() % 4) * 4;
+    first_k = at.block_step(at.rank) * kStepK + fragment() * 16 + word() * 2;
+    step = quotient(row), token = row - step * tokens();
+    row_steps = quotient(kRows), row_tokens = kRows - row_steps * tokens();
     find_row();
     ptx::hold(rows), ptx::hold(few), ptx::hold(row), ptx::hold(left);
+    ptx::hold(step), ptx::hold(token), ptx::hold(row_steps), ptx::hold(row_tokens), ptx::hold(first_k);
     ptx::hold(from), ptx::hold(to), ptx::hold(entry);
   }
 
@@ -94,17 +101,23 @@ struct Digits {
   __device__ __forceinline__ int fragment() const { return few ? at.lane % 16 / 2 : at.lane % 8; }
   __device__ __forceinline__ int word() const { return few ? at.lane % 2 * 2 : 0; }
 
+  // Of so many rows by tokens.
+  __device__ __forceinline__ int quotient(int number) const {
+    return tokens() == 1 ? number : static_cast<int>((number + 0.5f) * (1.0f / static_cast<float>(tokens())));
+  }
+
   // Finds `left`, `from` and `entry` of `row`.
   __device__ __forceinline__ void find_row() {
     const Problem& p = at.p;
-    const int step = tokens() == 1 ? row : static_cast<int>((row + 0.5f) * (1.0f / static_cast<float>(p.m)));
-    const int token = row - step * tokens(),
-              k = (at.block_step(at.rank) + step) * kStepK + fragment() * 16 + word() * 2;
+    const int k = first_k + step * kStepK;
     from = p.x + 2 * (token * p.x_stride + k), left = row < rows ? p.k - k : 0;
     entry = table + ((step * Tile::kTokens + token) * Units + fragment() * Units / 8) * 8;
   }
   __device__ __forceinline__ void next_row() {
     row += kRows, to += kRows * kRowBytes;
+    // Why not divided anew: values are asked for at the end of that chain of instructions.
+    step += row_steps, token += row_tokens;
+    if (token >= tokens()) token -= tokens(), ++step;
     find_row();
   }
 
@@ -199,8 +212,7 @@ struct Digits {
       store<8, 2>();
       first += 2 * kRows;
       if (first >= rows) return;
-      row += kRows, to += kRows * kRowBytes;
-      next_row();
+      next_row(), next_row();
       ask();
     }
     if (first < rows) store<8, 1>();

@@ -2,7 +2,7 @@
 //
 // Tile i of row group r of a block belongs to the block of rank (r * pass_tiles + i) % cluster, which finds in its
 // shared memory [owned tile][slice][item][float]: what lanes of a worker handed in (Worker::kItems, kFloats and spot).
-// A thread adds up one item of every slice. Barrier: where there are two blocks, one for even passes and one for odd.
+// A thread adds up one item of every slice. Barrier: where there are more blocks, one for even passes and one for odd.
 #pragma once
 #include "../epilogue.cuh"
 #include "../ptx/async.cuh"
@@ -65,10 +65,11 @@ struct Meeting {
 
   __device__ __forceinline__ uint32_t barrier(int pass) const { return met + (pass & 1) * 8; }
   // Why two places: one is read while the next is written. No block is two passes ahead of another: to pass a meeting
-  // it needs what each of them handed in after it had read the one before.
+  // it needs what each of them handed in after it had read the one before. Where there are more passes than one, every
+  // block owns a tile of each (spread.cuh).
   __device__ __forceinline__ uint32_t place(int pass) const { return sums + (pass & 1) * bytes; }
 
-  // Tells a pair's barrier what will come; before this block hands in anything for the pass.
+  // Tells the barrier of a cluster what will come; before this block hands in anything for the pass.
   __device__ __forceinline__ void expect(int pass) const {
     if (cluster_shift && threadIdx.x == 0)
       ptx::barrier_expect(barrier(pass), owned * (kFloats * 4) << (cluster_shift + warps_k_shift));

@@ -53,6 +53,8 @@ constexpr int kMostUnits = Tile::kTokens > 1 ? 1
                            : Weight::kFloat  ? bytes::Table<Weight>::kMostUnits
                                              : 4;
 
+constexpr int kMostShift = 3;  // clusters of 8 blocks
+
 // Everything a kernel is told; sizes are those of the unpadded problem unless they say otherwise.
 struct Problem {
   const uint8_t *codes, *scales, *zeros;
@@ -66,7 +68,7 @@ struct Problem {
   int tiles, steps, groups;    // row tiles; steps of 128 k; groups of a row
   int group_shift;             // k >> group_shift is a group; 31: one group
   int group_steps;             // of groups of at least 128: step >> group_steps is one
-  int cluster_shift;           // log2 of the blocks of a cluster
+  int cluster_shift;           // log2 of the blocks of a cluster, at most kMostShift
   int warps_k_shift;           // log2 of the warps of a block that split K
   int early;                   // stages of weights that a warp asks for before the kernel before has ended
   int next_after;              // eighths of a warp's stages that are asked for when the next kernel may begin
@@ -112,7 +114,7 @@ struct Position {
     const int group = row_group(warp >> p.warps_k_shift);
     first_step = p.slices(slice), end_step = p.slices(slice + 1);
     first_tile = p.row_groups(group), end_tile = p.row_groups(group + 1);
-    ptx::hold_below<32>(lane), ptx::hold_below<16>(warp), ptx::hold_below<2>(rank), ptx::hold(slice);
+    ptx::hold_below<32>(lane), ptx::hold_below<16>(warp), ptx::hold_below<8>(rank), ptx::hold(slice);
     ptx::hold(first_step), ptx::hold(end_step), ptx::hold(first_tile), ptx::hold(end_tile);
   }
 

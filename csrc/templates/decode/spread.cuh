@@ -49,6 +49,7 @@ inline int split(const Traits& traits, Problem& p, int cluster_shift, int warps_
   const int64_t fixed = traits.x_at + static_cast<int64_t>(p.x_bytes) + p.table_bytes;
   for (p.pass_tiles = std::min(kMostTiles, (p.most_tiles + rows - 1) / rows * rows); p.pass_tiles >= rows;
        p.pass_tiles -= rows) {
+    if (p.pass_tiles < p.most_tiles && warps_n * p.pass_tiles < cluster) return 0;  // meeting.cuh
     const int owned = (warps_n * p.pass_tiles + cluster - 1) / cluster;
     p.meeting_bytes = owned * splits * traits.sum_bytes;
     if (fixed + 2 * p.meeting_bytes <= traits.shared_bytes) return static_cast<int>(fixed) + 2 * p.meeting_bytes;
@@ -64,14 +65,26 @@ inline int split(const Traits& traits, Problem& p, int cluster_shift, int warps_
 // _20261126_few_bits, _many_bits: 207 products of 1, 2 and 4 rows, 15 shapes, int1 to int8): what is chosen is, of the
 // 186 where that was timed, 1.0% slower than the fastest of both kinds of blocks on average, 7% at worst.
 struct Costs {
-  float both, average, groups, sums, x, pair[2];  // pair: up to 4 bits, above
+  float both, average, groups, sums, x, idle;
+  float cluster[kMostShift][2];  // of 2, 4, 8 blocks; up to 4 bits, above
 };
-constexpr Costs kCostsHalf = {0.25f, 0.0f, 0.23f, 1.6f, 0.21f, {2.6f, 0.2f}};
-constexpr Costs kCostsWhole = {0.95f, 0.4f, 0.18f, 2.5f, 0.16f, {8.0f, 5.4f}};
-constexpr float kCostIdle = 0.25f;
+constexpr Costs kCostsHalf = {0.25f, 0.0f, 0.23f, 1.6f, 0.21f, 0.25f, {{2.6f, 0.2f}}};
+constexpr Costs kCostsWhole = {0.95f, 0.4f, 0.18f, 2.5f, 0.16f, 0.25f, {{8.0f, 5.4f}}};
+
+// Steps of 128 k from which on clusters of 4 and 8 blocks are thought of: x of all tokens takes a block's time then, and
+// its memory. Why not always: nothing gains at 8192 x 8192 and with fewer k, and each is one more split to look at.
+constexpr int kManySteps = 72;
+// The costs from there on, fitted to 189 products of 1, 2 and 4 rows, eleven shapes, and those of before
+// (sweep_splits_20261126_clusters.json). Why none for more than 4 bits by halves: those take whole multiprocessors.
+constexpr float kNever = 1e6f;
+constexpr Costs kManyHalf = {0.367f, 0.0f,  0.089f, 1.88f, 0.113f, 1.98f, {{1.34f, 3.29f}, {9.85f, kNever}, {8.4f, kNever}}};
+constexpr Costs kManyWhole = {1.007f, 0.139f, 0.141f, 2.5f, 0.16f, 1.98f, {{8.03f, 4.86f}, {3.0f, 4.41f}, {9.44f, 5.01f}}};
+// The most row groups of a block there: more were never timed.
+constexpr int kMostGroups = 4;
 
 inline float cost(const Traits& traits, const Problem& p, int warps_n, int blocks) {
-  const Costs& costs = traits.warps == 8 ? kCostsHalf : kCostsWhole;
+  const bool half = traits.warps == 8, many = p.steps >= kManySteps;
+  const Costs& costs = half ? (many ? kManyHalf : kCostsHalf) : many ? kManyWhole : kCostsWhole;
   const int steps = p.slices.each + (p.slices.more > 0);
   const int multiplied = (steps + traits.turn - 1) / traits.turn * traits.turn;
   const float most = static_cast<float>(p.most_tiles);
@@ -80,10 +93,10 @@ inline float cost(const Traits& traits, const Problem& p, int warps_n, int block
       traits.rows == 1 ? most + costs.average * (average - most) : costs.both * ((p.most_tiles + 1) / 2);
   float spread_out = 1.0f;
   for (; warps_n > 1; warps_n /= 2) spread_out += costs.groups;
-  const float pair = p.cluster_shift == 0 ? 0.0f : costs.pair[traits.bits >= 5];
+  const float shared = p.cluster_shift == 0 ? 0.0f : costs.cluster[p.cluster_shift - 1][traits.bits >= 5];
   const float x = costs.x * static_cast<float>((steps << p.warps_k_shift) * traits.tokens);
   const float idle = static_cast<float>(blocks) / static_cast<float>(p.grid) - 1.0f;
-  return (tiles * multiplied * spread_out + costs.sums * most + x + pair) * (1.0f + kCostIdle * idle);
+  return (tiles * multiplied * spread_out + costs.sums * most + x + shared) * (1.0f + costs.idle * idle);
 }
 
 // How many stages a warp asks for early, and when the next kernel may begin (Split::early, next_after). The time of
@@ -98,6 +111,9 @@ struct When {
 inline When when(const Traits& traits, const Problem& p) {
   if (traits.is_float) return {1, 0};
   const int bits = traits.bits;
+  // Why late: clusters of a next launch that begins early take places of this one, 3584 x 14336, four rows, W2 6.6 us by
+  // this, 9.1 by (1, 0).
+  if (traits.warps == 8 && p.cluster_shift > 1) return {8, 6};
   const int64_t size = megabytes(p, bits);
   if (traits.warps > 8) return {bits == 3 || bits == 5 || bits == 6 ? 2 : 1, 0};
   if (bits >= 5) return {2, 0};
@@ -107,33 +123,39 @@ inline When when(const Traits& traits, const Problem& p) {
   return {bits == 4 ? 2 : 1, 0};
 }
 
-// How the work is spread, in p: the cheapest split, or as it is forced. The bytes of shared memory, or 0 when nothing
-// fits.
-inline int spread(const Traits& traits, Problem& p, const Launch& launch) {
+// A problem as it is spread, what it takes of a block's shared memory (0: nothing fits), and what that costs.
+struct Spread {
+  Problem p;
+  int bytes;
+  float price;
+};
+
+// The cheapest split, or as it is forced.
+inline Spread spread(const Traits& traits, const Problem& p, const Launch& launch) {
   const Split& forced = launch.forced;
-  if (forced.parts && (forced.warps != traits.warps || forced.row_tiles * forced.parts != traits.warps)) return 0;
+  Spread best{};
+  if (forced.parts && (forced.warps != traits.warps || forced.row_tiles * forced.parts != traits.warps)) return best;
   // Clusters came with compute capability 9.0, like launches that overlap.
-  const bool pairs = launch.overlap && launch.clusters[1];
-  Problem best{};
-  float best_price = 0.0f;
-  int bytes = 0;
-  for (int cluster_shift = pairs; cluster_shift >= 0; --cluster_shift) {
+  const bool many = forced.parts || (p.steps >= kManySteps && !traits.is_float);
+  const int most_shift = !launch.overlap ? 0 : many ? kMostShift : 1;
+  for (int cluster_shift = most_shift; cluster_shift >= 0; --cluster_shift) {
     if (!launch.clusters[cluster_shift] || (forced.parts && forced.blocks != 1 << cluster_shift)) continue;
     for (int warps_k_shift = 0; (1 << warps_k_shift) <= traits.warps; ++warps_k_shift) {
-      if (forced.parts && forced.parts != 1 << warps_k_shift) continue;
+      if (forced.parts ? forced.parts != 1 << warps_k_shift
+                       : p.steps >= kManySteps && traits.warps >> warps_k_shift > kMostGroups)
+        continue;
       Problem found = p;
       const int need = split(traits, found, cluster_shift, warps_k_shift, launch);
       if (!need) continue;
       const float price = cost(traits, found, traits.warps >> warps_k_shift, launch.clusters[0]);
-      if (bytes && price >= best_price) continue;
-      best = found, bytes = need, best_price = price;
+      if (best.bytes && price >= best.price) continue;
+      best = {found, need, price};
     }
   }
-  if (!bytes) return 0;
-  p = best;
-  const When own = forced.parts ? When{forced.early, forced.next_after} : when(traits, p);
-  p.early = own.early, p.next_after = own.next_after;
-  return bytes;
+  if (!best.bytes) return best;
+  const When own = forced.parts ? When{forced.early, forced.next_after} : when(traits, best.p);
+  best.p.early = own.early, best.p.next_after = own.next_after;
+  return best;
 }
 
 }  // namespace lowbit::decode

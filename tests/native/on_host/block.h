@@ -70,7 +70,7 @@ struct Barrier {
   Clock told, known;       // by those that arrived; to those that waited
 };
 
-constexpr int kMostBlocks = 4, kMostWarps = 32 * kMostBlocks;  // of a cluster
+constexpr int kMostBlocks = 8, kMostWarps = 32 * kMostBlocks;  // of a cluster
 constexpr int kMostBarriers = 64;                              // of a block
 
 inline std::map<uint32_t, Barrier> barriers[kMostBlocks];  // by address

@@ -191,7 +191,7 @@ struct Product {
     Launch launch{};
     launch.capability = c.capability, launch.scratch = scratch;
     launch.clusters[0] = c.blocks, launch.clusters[1] = c.blocks / 2;
-    launch.clusters[2] = c.blocks / 4, launch.clusters[4] = c.blocks / 3;
+    launch.clusters[2] = c.blocks / 4, launch.clusters[3] = c.blocks / 8, launch.clusters[4] = c.blocks / 3;
     return launch;
   }
 
