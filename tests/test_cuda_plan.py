@@ -72,8 +72,10 @@ def test_few_rows_are_those_of_decode(native, m):
         (4, 8192, 8192, 4, (SM90, 8)),  # 10.1 us, by n4 10.7
         (4, 4096, 4096, 8, (DECODE, 4)),  # 5.4 us, by n8 5.7
         (1, 4608, 3584, 8, (DECODE, 1)),  # 5.6 us, by n8 6.1
-        (1, 3584, 14336, 7, (DECODE, 4)),  # 12.6 us, by n1 13.3
-        (1, 3584, 14336, 8, (DECODE, 1)),  # 13.8 us, by n4 14.1
+        (1, 4096, 12288, 5, (DECODE, 1)),  # 9.4 us, by n4 11.1
+        (2, 4096, 14336, 2, (DECODE, 4)),  # 6.9 us, by n2 7.9
+        (4, 5120, 17408, 2, (DECODE, 4)),  # 10.6 us, by n8 12.6
+        (4, 8192, 28672, 3, (SM90, 8)),  # 28.8 us, by n4 30.9
         (1, 4608, 3584, 4, (DECODE, 1)),
         (1, 4096, 4096, 3, (DECODE, 1)),  # 3.4 us, by n4 3.5
         (1, 55296, 5120, 3, (DECODE, 1)),  # 30.8 us, by n4 32.6
@@ -86,9 +88,10 @@ def test_few_rows_take_the_family_that_was_measured_to_be_faster(native, m, n, k
 
 
 @pytest.mark.parametrize("bits", [1, 3, 4, 8])
-def test_few_rows_of_many_k_take_a_tile_by_which_x_passes(native, bits):
+def test_few_rows_of_many_k_take_a_tile_by_which_x_passes_where_clusters_share_tiles_unevenly(native, bits):
     for m in (3, 4):
-        assert chosen(native, m, 4096, 14336, bits)[0] == chosen(native, m, 5120, 27648, bits)[0] == SM90
+        assert chosen(native, m, 4096, 14336, bits)[0] == SM90
+        assert chosen(native, m, 5120, 27648, bits)[0] == DECODE
     for m in (1, 2):
         assert chosen(native, m, 5120, 27648, bits)[0] == DECODE
         assert chosen(native, m, 4096, 14336, bits)[0] == (SM90 if m == 2 and bits == 4 else DECODE)

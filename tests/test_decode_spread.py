@@ -21,10 +21,11 @@ def program(tmp_path_factory):
 @pytest.mark.parametrize(
     ("sweep", "known", "average", "worst"),
     [
-        ("sweep_splits_20261123_decode.json", 99, 0.007, 0.05),
+        ("sweep_splits_20261123_decode.json", 95, 0.007, 0.05),
         ("sweep_splits_20261123_decode_apart.json", 59, 0.01, 0.05),
-        ("sweep_splits_20261126_few_bits.json", 39, 0.011, 0.075),
+        ("sweep_splits_20261126_few_bits.json", 32, 0.011, 0.075),
         ("sweep_splits_20261126_many_bits.json", 48, 0.018, 0.075),
+        ("sweep_splits_20261126_clusters.json", 187, 0.015, 0.21),
     ],
 )
 def test_splits_that_are_chosen_are_close_to_the_fastest_that_were_measured(program, sweep, known, average, worst):

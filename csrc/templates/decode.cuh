@@ -80,21 +80,24 @@ inline bool prefers_whole(const Problem& p, int bits) {
 }
 
 // The problem as it is spread over blocks of one of two kinds, half and whole: the one that it prefers, if that holds
-// it. Up to 3 bits in clusters of 4 and 8 the cheaper one. WHOLE: FIT
+// it. With up to 3 bits, where that would be clusters of 4 or 8 blocks, the cheaper one: prices are in other units, so
+// that of whole ones counts kWholeRate, and kWholeStart more, since their next launch can't begin early. Fitted as
+// costs are (spread.cuh).
+constexpr float kWholeRate = 0.62f, kWholeStart = 11.4f;
 struct Found {
   bool whole;
   Spread spread;
 };
 inline Found spread_either(const Traits& half, const Traits& whole, const Problem& p, const Launch& launch) {
-  const auto other = [&](bool is_whole) { return spread(is_whole ? whole : half, p, launch); };
+  const auto by = [&](bool is_whole) { return spread(is_whole ? whole : half, p, launch); };
   Found found{prefers_whole(p, half.bits)};
-  found.spread = other(found.whole);
+  found.spread = by(found.whole);
   const bool by_price = half.bits <= 3 && found.spread.p.cluster_shift > 1;
   if (found.spread.bytes && !by_price) return found;
-  const Spread second = other(!found.whole);
+  const Spread second = by(!found.whole);
   if (!second.bytes) return found;
   const float mine = found.spread.price, its = second.price;
-  const bool cheaper = found.whole ? its < 0.62f * mine + 11.4f : 0.62f * its + 11.4f < mine;
+  const bool cheaper = found.whole ? its < kWholeRate * mine + kWholeStart : kWholeRate * its + kWholeStart < mine;
   return found.spread.bytes && !cheaper ? found : Found{!found.whole, second};
 }
 

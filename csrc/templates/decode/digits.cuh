@@ -67,16 +67,16 @@ template <class Act, class Tile, bool EvenFirst, int Units>
 struct Digits {
   const Position& at;
   const uint32_t table;
-  int rows;              // of the block
-  int few;               // whether 16 lanes bring a row
-  int row;               // this lane's first: of `token` at `step` of the block
+  int rows;  // of the block
+  int few;   // whether 16 lanes bring a row
+  int row;   // this lane's first: of `token` at `step` of the block
   int step, token;
   int row_steps, row_tokens;  // from one of its rows to the next
-  int first_k;  // its own of step 0
-  int left;              // values from its own on
-  const uint8_t* from;   // where these are
-  uint32_t to, entry;    // where their digits go, and what is known of the row
-  uint32_t pairs[2][8];  // the values of this row and of the next but kRows, 0 beyond k
+  int first_k;                // its own of step 0
+  int left;                   // values from its own on
+  const uint8_t* from;        // where these are
+  uint32_t to, entry;         // where their digits go, and what is known of the row
+  uint32_t pairs[2][8];       // the values of this row and of the next but kRows, 0 beyond k
 
   static constexpr int kRows = 4 * Tile::kWarps;  // that warps bring at once
 

@@ -1,8 +1,8 @@
 // The kernel of family `decode`: x of a block stays in shared memory.
 //
-// K is cut into slices, one a warp: warp % warps_k of a block, times the blocks of a cluster (1, 2, 4 or 8). The warps of one
-// slice each, over all slices, are a row group, which walks its own row tiles. Those of a cluster, here 0 and 1, lie
-// apart (Position::row_group).
+// K is cut into slices, one a warp: warp % warps_k of a block, times the blocks of a cluster (1, 2, 4 or 8). The warps
+// of one slice each, over all slices, are a row group, which walks its own row tiles. Those of a cluster, here 0 and 1,
+// lie apart (Position::row_group).
 //
 //     cluster of 2, warps_k = 4:            k ->
 //                     block 0                          block 1

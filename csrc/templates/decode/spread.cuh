@@ -60,10 +60,10 @@ inline int split(const Traits& traits, Problem& p, int cluster_shift, int warps_
 // What a split costs, about, in steps of 128 k of one row tile: of the busiest warp, where two tiles side by side take
 // `both` times as long as one, and of one by one what all warps have on average counts too, `average` of it, because
 // memory brings them together; every doubling of the row groups of a block, which then reads more places at once, takes
-// more; a tile's sums, x, and a pair of blocks; and all of it more where multiprocessors stay idle, since they bring no
-// weights. Fitted to the order of times on H200s (benchmarks/results/nvidia-h200/sweep_splits_20261123_decode.json and
-// _20261126_few_bits, _many_bits: 207 products of 1, 2 and 4 rows, 15 shapes, int1 to int8): what is chosen is, of the
-// 186 where that was timed, 1.0% slower than the fastest of both kinds of blocks on average, 7% at worst.
+// more; a tile's sums, x, and a cluster of blocks; and all of it more where multiprocessors stay idle, since they bring
+// no weights. Fitted to the order of times on H200s (benchmarks/results/nvidia-h200/sweep_splits_20261123_decode.json
+// and _20261126_few_bits, _many_bits: 207 products of 1, 2 and 4 rows, 15 shapes, int1 to int8): what is chosen is, of
+// the 186 where that was timed, 1.0% slower than the fastest of both kinds of blocks on average, 7% at worst.
 struct Costs {
   float both, average, groups, sums, x, idle;
   float cluster[kMostShift][2];  // of 2, 4, 8 blocks; up to 4 bits, above
@@ -71,19 +71,23 @@ struct Costs {
 constexpr Costs kCostsHalf = {0.25f, 0.0f, 0.23f, 1.6f, 0.21f, 0.25f, {{2.6f, 0.2f}}};
 constexpr Costs kCostsWhole = {0.95f, 0.4f, 0.18f, 2.5f, 0.16f, 0.25f, {{8.0f, 5.4f}}};
 
-// Steps of 128 k from which on clusters of 4 and 8 blocks are thought of: x of all tokens takes a block's time then, and
-// its memory. Why not always: nothing gains at 8192 x 8192 and with fewer k, and each is one more split to look at.
-constexpr int kManySteps = 72;
+// Whether K is so long that clusters of 4 and 8 blocks are thought of: x of all of it takes a block's time, and its
+// memory. Why not always: nothing gains at 8192 x 8192 and with fewer k, and each is one more split to look at. Why not
+// of floats that are no bytes: not timed.
+inline bool has_many_steps(const Traits& traits, const Problem& p) { return p.steps >= 72 && !traits.is_float; }
 // The costs from there on, fitted to 189 products of 1, 2 and 4 rows, eleven shapes, and those of before
-// (sweep_splits_20261126_clusters.json). Why none for more than 4 bits by halves: those take whole multiprocessors.
+// (sweep_splits_20261126_clusters.json): what is chosen is 1.4% slower than the fastest on average, 20% at worst (2560
+// x 9728). Why none for more than 4 bits by halves: those take whole multiprocessors.
 constexpr float kNever = 1e6f;
-constexpr Costs kManyHalf = {0.367f, 0.0f,  0.089f, 1.88f, 0.113f, 1.98f, {{1.34f, 3.29f}, {9.85f, kNever}, {8.4f, kNever}}};
-constexpr Costs kManyWhole = {1.007f, 0.139f, 0.141f, 2.5f, 0.16f, 1.98f, {{8.03f, 4.86f}, {3.0f, 4.41f}, {9.44f, 5.01f}}};
+constexpr Costs kManyHalf = {
+    0.367f, 0.0f, 0.089f, 1.88f, 0.113f, 1.98f, {{1.34f, 3.29f}, {9.85f, kNever}, {8.4f, kNever}}};
+constexpr Costs kManyWhole = {
+    1.007f, 0.139f, 0.141f, 2.5f, 0.16f, 1.98f, {{8.03f, 4.86f}, {3.0f, 4.41f}, {9.44f, 5.01f}}};
 // The most row groups of a block there: more were never timed.
 constexpr int kMostGroups = 4;
 
 inline float cost(const Traits& traits, const Problem& p, int warps_n, int blocks) {
-  const bool half = traits.warps == 8, many = p.steps >= kManySteps;
+  const bool half = traits.warps == 8, many = has_many_steps(traits, p);
   const Costs& costs = half ? (many ? kManyHalf : kCostsHalf) : many ? kManyWhole : kCostsWhole;
   const int steps = p.slices.each + (p.slices.more > 0);
   const int multiplied = (steps + traits.turn - 1) / traits.turn * traits.turn;
@@ -111,8 +115,8 @@ struct When {
 inline When when(const Traits& traits, const Problem& p) {
   if (traits.is_float) return {1, 0};
   const int bits = traits.bits;
-  // Why late: clusters of a next launch that begins early take places of this one, 3584 x 14336, four rows, W2 6.6 us by
-  // this, 9.1 by (1, 0).
+  // Why late: clusters of a next launch that begins early take places of this one, 3584 x 14336, four rows, W2 6.6 us
+  // by this, 9.1 by (1, 0).
   if (traits.warps == 8 && p.cluster_shift > 1) return {8, 6};
   const int64_t size = megabytes(p, bits);
   if (traits.warps > 8) return {bits == 3 || bits == 5 || bits == 6 ? 2 : 1, 0};
@@ -136,13 +140,12 @@ inline Spread spread(const Traits& traits, const Problem& p, const Launch& launc
   Spread best{};
   if (forced.parts && (forced.warps != traits.warps || forced.row_tiles * forced.parts != traits.warps)) return best;
   // Clusters came with compute capability 9.0, like launches that overlap.
-  const bool many = forced.parts || (p.steps >= kManySteps && !traits.is_float);
-  const int most_shift = !launch.overlap ? 0 : many ? kMostShift : 1;
+  const bool many = has_many_steps(traits, p);
+  const int most_shift = !launch.overlap ? 0 : many || forced.parts ? kMostShift : 1;
   for (int cluster_shift = most_shift; cluster_shift >= 0; --cluster_shift) {
     if (!launch.clusters[cluster_shift] || (forced.parts && forced.blocks != 1 << cluster_shift)) continue;
     for (int warps_k_shift = 0; (1 << warps_k_shift) <= traits.warps; ++warps_k_shift) {
-      if (forced.parts ? forced.parts != 1 << warps_k_shift
-                       : p.steps >= kManySteps && traits.warps >> warps_k_shift > kMostGroups)
+      if (forced.parts ? forced.parts != 1 << warps_k_shift : many && traits.warps >> warps_k_shift > kMostGroups)
         continue;
       Problem found = p;
       const int need = split(traits, found, cluster_shift, warps_k_shift, launch);
