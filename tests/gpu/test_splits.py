@@ -7,8 +7,8 @@ from lowbit import extension
 from lowbit.errors import SchemeError
 
 from . import oracle
-from .kernels import may_refuse, needs_kernels, tokens
-from .products import bias_for, right_by_split, row_of
+from .kernels import may_refuse, needs_kernels, product_by, tokens
+from .products import assert_exact, bias_for, right_by_split, row_of
 
 pytestmark = needs_kernels
 
@@ -19,8 +19,8 @@ SHARED += [(16, 1, 2), (8, 2, 2), (4, 4, 2), (2, 8, 2), (6, 2, 2)]
 #: The same of blocks that take half of a multiprocessor: some of 8 warps share K, or two blocks do.
 HALVES = [(8, 1, 2), (6, 1, 2), (4, 2, 2), (2, 4, 2), (4, 2, 1), (2, 4, 1), (3, 2, 1), (1, 8, 1)]
 #: Row groups of a block, warps of each, blocks, in half of a multiprocessor and in all of it (decode/spread.cuh).
-SPREAD = [(8 // parts, parts, blocks) for parts in (1, 2, 4, 8) for blocks in (1, 2)]
-SPREAD += [(16 // parts, parts, blocks) for parts in (1, 4, 16) for blocks in (1, 2)]
+SPREAD = [(8 // parts, parts, blocks) for parts in (1, 2, 4, 8) for blocks in (1, 2, 4, 8)]
+SPREAD += [(16 // parts, parts, blocks) for parts in (1, 4, 16) for blocks in (1, 2, 4, 8)]
 SHAPES = [(520, 4096), (1000, 1000), (40, 8200)]
 
 
@@ -66,6 +66,37 @@ def test_every_spread_of_decode_is_right(most, dtype):
     assert {split for split in SPREAD if pairs or split[2] == 1} <= taken(
         row, SPREAD, 8, lambda split: split[0] * split[1]
     )
+
+
+@pytest.mark.parametrize("blocks", [4, 8])
+@pytest.mark.parametrize("dtype", ["int2", "uint4", "int7", "float3_e1m1"])
+def test_clusters_of_decode_are_right_where_sums_meet_more_than_once(dtype, blocks):
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("clusters came with compute capability 9.0")
+    kind = "zero" if dtype.startswith("uint") else "none"
+    weight = oracle.make(dtype, (20000, 1300), 128, kind)
+    for most in (1, 2, 4):
+        row, x = row_of(dtype, torch.float16, "decode", most), oracle.normal(most, 1300, dtype=torch.float16, seed=most)
+        for split in ((4, 2, blocks, 8, 8, 6), (2, 4, blocks, 2, 8, 0), (4, 4, blocks, 1, 16, 0)):
+            assert right_by_split(row["name"], split, x, weight, bias_for(20000, most)), split
+
+
+@pytest.mark.parametrize("dtype", ["int1", "int3", "int4", "int8"])
+@pytest.mark.parametrize("shape", [(3584, 14336), (5120, 17408), (2560, 9728)])
+def test_few_rows_of_many_k_are_right_by_what_is_chosen(shape, dtype):
+    weight = oracle.make(dtype, shape, 128, "none")
+    for m in (1, 2, 3, 4):
+        name = row_of(dtype, torch.float16, "decode", {1: 1, 2: 2}.get(m, 4))["name"]
+        x = oracle.normal(m, shape[1], dtype=torch.float16, seed=m)
+        assert_exact(x, weight, None, product_by(name, x, weight.pw))
+
+
+@pytest.mark.parametrize("split", [(4, 2, 4, 8, 8, 6), (2, 8, 8, 1, 16, 0)])
+def test_sanitizer_small_product_by_clusters_of_decode(split):
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("clusters came with compute capability 9.0")
+    weight, x = oracle.make("int4", (300, 2100), 128, "none"), oracle.normal(2, 2100, dtype=torch.float16, seed=1)
+    assert right_by_split(row_of("int4", torch.float16, "decode", 2)["name"], split, x, weight, None)
 
 
 def test_a_split_that_no_kernel_can_do_is_refused():
