@@ -72,6 +72,7 @@ def test_few_rows_are_those_of_decode(native, m):
         (4, 8192, 8192, 4, (SM90, 8)),  # 10.1 us, by n4 10.7
         (4, 4096, 4096, 8, (DECODE, 4)),  # 5.4 us, by n8 5.7
         (1, 4608, 3584, 8, (DECODE, 1)),  # 5.6 us, by n8 6.1
+        (1, 5120, 17408, 5, (DECODE, 4)),  # 16.2 us, by n1 17.2
         (1, 4096, 12288, 5, (DECODE, 1)),  # 9.4 us, by n4 11.1
         (2, 4096, 14336, 2, (DECODE, 4)),  # 6.9 us, by n2 7.9
         (4, 5120, 17408, 2, (DECODE, 4)),  # 10.6 us, by n8 12.6

@@ -225,9 +225,12 @@ constexpr float decode_rank(int tokens, const Question& q) {
   if (q.is_float ? floats_prefer_n8(q) : prefers_n8(q)) return last;
   if (q.k % 8192 == 0) return rank;
   // Few row tiles that have many k: n4 holds x of two rows in half of a multiprocessor, n2 in all of it. n2 and n4, us:
-  // 4096 x 12288 W2 7.0 and 6.3, 4096 x 14336 W2 7.9 and 6.9.
-  const bool gains = q.m == 2 && q.bits <= 2 && !q.is_float && q.n == 4096 && q.k >= 9 * 1024;
-  return gains && tokens == 4 ? 0.0f : rank;
+  // 4096 x 12288 W2 7.0 and 6.3, 4096 x 14336 W2 7.9 and 6.9. Some widths gain by n4's splits: 5120 x 17408, one row,
+  // W5 17.2 and 16.2, two 16.9 and 16.2, but 4096 x 12288 W5 9.4 and 11.1, 5120 x 25600 23.4 and 25.2.
+  const bool holds_x = q.m == 2 && q.bits <= 2 && q.n == 4096 && q.k >= 9 * 1024;
+  const bool splits =
+      q.m <= 2 && q.bits >= 3 + q.m && q.bits <= 7 && q.n <= 5120 && q.n % 4096 && q.k >= 12 * 1024 && q.k < 18 * 1024;
+  return tokens == 4 && !q.is_float && (holds_x || splits) ? 0.0f : rank;
 }
 
 // Microseconds, about, that a tile takes; from kLast on it is one to try after others, at kNever none to try. The tile
