@@ -187,12 +187,13 @@ constexpr bool takes_half(const Question& q) {
   return split_of({(q.n + 15) / 16, (q.k + 127) / 128, 8, q.bits, 8, q.clusters, ~0u}).row_tiles > 0;
 }
 
-// Whether n8 takes an integer product of up to 4 rows that decode holds: 4 bits by halves of a multiprocessor, and many
-// k where clusters of decode share row tiles unevenly (of 256 those of 4 and 8 blocks have 2.1 for each of their row
-// groups, so 4). Measured on an H200, us, n4 and n8 at 4 rows: 4096 x 4096 W4 4.2 and 3.9; 8192 x 8192 W4 10.7
-// and 10.1, W1 6.9 and 7.2 (nvidia-h200/matmul_20261126_tiles_with_66.json); 4096 x 14336 W1 7.3 and 6.7, W3 9.7
-// and 8.9, but 3584 x 14336 W2 6.8 and 7.2, 5120 x 17408 W2 10.6 and 12.6. Of 163 products of 3 and 4 rows and 9728 k
-// and more 0.5% is lost to the faster of both, 10% at worst (nvidia-h200/clusters_20261126.json).
+// Whether n8 takes an integer product of up to 4 rows that decode holds: 4 bits by halves of a multiprocessor, and
+// where K is so long that decode has clusters (has_many_steps of decode/spread.cuh: 72 steps), those whose row tiles
+// clusters share unevenly: of 256, those of 4 and 8 blocks have 2.1 for each of their row groups, so 4; or few of them.
+// Measured on an H200, us, n4 and n8 at 4 rows: 4096 x 4096 W4 4.2 and 3.9; 8192 x 8192 W4 10.7 and 10.1, W1 6.9
+// and 7.2 (nvidia-h200/matmul_20261126_tiles_with_66.json); 4096 x 14336 W1 7.3 and 6.7, W3 9.7 and 8.9, but 3584 x
+// 14336 W2 6.8 and 7.2, 5120 x 17408 W2 10.6 and 12.6. Of 176 products of 3 and 4 rows and 9728 k and more 0.15% is
+// lost to the faster of both, 4% at worst (nvidia-h200/clusters_20261126.json).
 constexpr bool prefers_n8(const Question& q) {
   const int64_t steps = (q.k + 127) / 128;
   const bool by_half = q.bits == 4 && takes_half(q);
