@@ -78,6 +78,7 @@ struct SplitQuestion {
   int warps;             // of a block, that multiply
   const int* clusters;   // as of Launch
   uint32_t fits;
+  bool fine = false;  // whether groups are of less than 128 k
 };
 
 // How a CUDA kernel is launched: where, on what (capability: 90 for 9.0), and whether it may overlap the kernel before

@@ -75,6 +75,16 @@ constexpr Split half_of(Split split, const SplitQuestion& q) {
   return split;
 }
 
+// Whether blocks of 8 warps are slower than those of 16 where groups are short. With 16 tokens their stages are of 128
+// k each, not 256: the end of a product that the next one hides pays for that where warps are few steps at work, all of
+// them. Measured on an H200, us, groups of 32, int4 and uint4 with 16 tokens, the best split of 8 and of 16 warps: 4096
+// x 4096 5.2 and 5.9, 5.8 and 6.4, 8192 x 3584 7.2 and 8.0, 8.2 and 8.7, but 4608 x 3584 6.8 and 6.3, 7.8 and 6.9, 8192
+// x 8192 14.0 and 13.5, 17.1 and 14.9, 4096 x 14336 12.6 and 12.6, 15.0 and 13.6; int8 4608 x 3584 7.2 and 7.8.
+constexpr bool too_fine(const Split& split, const SplitQuestion& q) {
+  if (!q.fine || q.tokens <= 8 || q.bits == 8) return false;
+  return split.row_tiles * split.parts < split.warps || own_steps(split, q) > 16;
+}
+
 // How the blocks of gemm_sm90's tiles of up to 16 tokens share a product: the cheapest split by which all tasks run at
 // once, or, of 16 warps, in rounds of whole tasks, or dealt out in parts. Blocks of 8 warps come first (gemm_sm90.cuh)
 // and have no split where those of 16 are faster: with very many k, and where memory is the limit. Measured on an H200,
@@ -99,19 +109,20 @@ constexpr Split split_of(const SplitQuestion& q) {
         if (cost < least) best = half ? half_of(split, q) : split, least = cost;
         break;
       }
+  if (half && too_fine(best, q)) return {};
   return best;
 }
 
-// What a product is by the split that it runs with: blocks of 8 warps come first (gemm_sm90.cuh), which have no kernels
-// for fine groups; work: in steps of 16 row tiles.
+// What a product is by the split that it runs with: blocks of 8 warps come first (gemm_sm90.cuh); work: in steps of 16
+// row tiles.
 struct NarrowWork {
   int warps;
   float work;
   bool in_parts;
 };
 constexpr NarrowWork narrow_work(int64_t tiles, int64_t steps, int tokens, int bits, bool fine, const int* clusters) {
-  for (int warps = fine ? 16 : 8;; warps = 16) {
-    const SplitQuestion q{tiles, steps, tokens, bits, warps, clusters, ~0u};
+  for (int warps = 8;; warps = 16) {
+    const SplitQuestion q{tiles, steps, tokens, bits, warps, clusters, ~0u, fine};
     const Split split = split_of(q);
     if (split.row_tiles == 0) continue;
     if (warps < narrow::kMostWorkers) return {warps, static_cast<float>(half_cost(split, q)) / 16, false};

@@ -73,7 +73,7 @@ struct Bounds {
   static constexpr int kNarrow = 96;  // Why: with 88 one kernel spills there, n16 for 1 bit with zeros
 #else
   // Why fewer with 1 bit: it took all of 96 and was slower, 8192 x 28672 by 5% with 16 tokens.
-  static constexpr int kNarrow = kMany || (kFew && Worker::kBits > 1) ? 96 : 88;
+  static constexpr int kNarrow = kMany || (kFew && (Worker::kBits > 1 || Form::kFine)) ? 96 : 88;
 #endif
   // Why fewer: the compiler took 114 of n64 with 4 bits, which was 4% slower (57344 x 8192).
   static constexpr int kWide = Tile::kTokens == 64 && Worker::kBits <= 4 ? 112 : 168;
@@ -198,9 +198,10 @@ inline int launch_tile(const MatmulArgs& args, const Launch& launch, Affine affi
                         prepared);
 }
 
-// Tiles that also come in half of a multiprocessor. Why not with fine groups: registers would not do.
+// Tiles that also come in half of a multiprocessor. Why not 16 tokens of fine groups beside sums of x: they spill.
 template <class Tile, class Form>
-constexpr bool kHalves = !Tile::kWgmma && !Tile::kHalf && !Form::kFine;
+constexpr bool kHalves =
+    !Tile::kWgmma && !Tile::kHalf && !(Tile::kTokens == 16 && Form::kFine && Form::kZeroForm == ZeroForm::kAny);
 
 // args: checked by the caller; x rows 16-byte aligned, codes in layout nvidia; m <= Tile::kTokens where a tile
 // multiplies by mma.sync. Returns a cudaError_t: cudaErrorInvalidValue when this tile can't hold the problem.

@@ -49,9 +49,9 @@ __device__ __forceinline__ float2 unpack_pair(uint32_t pair, bool bf16) {
 }
 
 // Scales or zeros of this lane's rows of a group of a row tile, which begins at `from`; Stage::kFloatScales: whether
-// they may be of fp32.
-template <class Stage, class Problem>
-__device__ __forceinline__ float2 load_pair(const Problem& p, uint32_t from, int lane) {
+// they may be of fp32. Types: bf16_scales, and then fp32_scales.
+template <class Stage, class Types>
+__device__ __forceinline__ float2 load_pair(const Types& p, uint32_t from, int lane) {
   if constexpr (Stage::kFloatScales) {
     const uint2 words = ptx::load_one_or_two(from + lane / 4 * (p.fp32_scales ? 8 : 4), p.fp32_scales);
     const float2 small = unpack_pair(words.x, p.bf16_scales);

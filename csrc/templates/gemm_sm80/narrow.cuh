@@ -24,7 +24,7 @@ struct Helper {
   static constexpr bool kSummed = Worker::kSummed;
   // A warp adds up 128 k of x of 8 tokens at a time.
   static constexpr int kUnits = Stage::kSteps * Tile::kColumns, kHelpers = Tile::kCopiers / 32;
-  static constexpr int kSummers = Stage::kGroups > 0 || kUnits >= kHelpers ? kHelpers : kUnits;
+  static constexpr int kSummers = kUnits >= kHelpers ? kHelpers : kUnits;
 
   const Problem& p;
   const Ring ring;
@@ -53,9 +53,8 @@ struct Helper {
     if (!kSummed) return;
     ptx::wait_arrivals(ring.full(place.index), place.parity);
     if (helper < kSummers) {
-      Worker::Groups::make(p, Tile::kRowTiles, ring.stage(place.index), helper * 32 + lane, kSummers * 32);
 #pragma unroll
-      for (int unit = helper; Worker::kSums && unit < kUnits; unit += kSummers) {
+      for (int unit = helper; unit < kUnits; unit += kSummers) {
         const int step = unit / Tile::kColumns, column = unit % Tile::kColumns;
         narrow::add_up_column<Act, Stage>(
             ring.stage(place.index) + 2 * step * Stage::kXBox + column * 1024,

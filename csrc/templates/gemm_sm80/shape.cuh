@@ -58,27 +58,24 @@ struct Stage {
   static constexpr int kMost = Tile::kNarrow ? 8 : 5;  // stages in a ring. Why no more: enough bytes are under way then
   static constexpr int kStepSums =
       kZeros && !kWhole ? Tile::kTokens * 4 * (kFine ? 8 : 1) : 0;  // of x: narrow/x_sums.cuh
-  static constexpr int kStepRaw = 2 * kXBox + kStepCodes + kStepScales * (kZeros ? 2 : 1);
-  static constexpr int kRoomOfGroups = Tile::kRowTiles * 4 * (kZeros ? 128 : 64);
-  // Whether helpers make what scales and zeros are worth (narrow/groups.cuh): of fine groups, where two stages stay in
-  // a small ring, and not for 16 tokens, whose workers have no register left. Why not of others: it makes sums of x
-  // late (8192 x 8192, 16 rows, int4 18.4 us, without 17.6).
-  static constexpr bool kMakes = Tile::kNarrow && kFine && Tile::kTokens < 16 &&
-                                 2 * (kStepRaw + kRoomOfGroups) + kMost * (3 * 8 + kStepSums) + 128 <= kSharedSmall;
-  static constexpr int kStepGroups = kMakes ? kRoomOfGroups : 0, kStepBytes = kStepRaw + kStepGroups;
+  static constexpr int kStepBytes = 2 * kXBox + kStepCodes + kStepScales * (kZeros ? 2 : 1);
+  // What warps make of scales and zeros (narrow/groups.cuh): of fine groups, and not for 16 tokens, whose workers have
+  // no register left.
+  static constexpr int kGroups =
+      Tile::kNarrow && kFine && Tile::kTokens < 16 ? Tile::kRowTiles * 32 * (kZeros ? 16 : 8) : 0;
   // Why two where they fit: a third of a narrow worker's instructions are those of a stage.
-  static constexpr int kTwo = 2 * (2 * kStepBytes) + kMost * (3 * 8 + 2 * kStepSums) + 128;
-  static constexpr bool kScarce =
-      Tile::kTokens == 16 && (kFine ? kBits <= 3 : kBits == 3);  // registers: it would spill
+  static constexpr int kTwo = 2 * (2 * kStepBytes) + kMost * (3 * 8 + 2 * kStepSums) + kGroups + 128;
+  static constexpr bool kScarce =  // registers: it would spill
+      Tile::kTokens == 16 ? (kFine ? kBits <= 3 : kBits == 3) : kFine && kWhole && kBits == 3;
   static constexpr int kSteps = Tile::kTokens <= 16 && kTwo <= kSharedSmall && !kScarce ? 2 : 1;
   static constexpr int kX = 2 * kXBox * kSteps, kXAt = 0, kCodesAt = kX, kCodes = kStepCodes * kSteps,
                        kScales = kStepScales * kSteps;
   static constexpr int kBytes = kStepBytes * kSteps, kSums = kStepSums * kSteps;
-  static constexpr int kGroups = kStepGroups * kSteps, kGroupsAt = kBytes - kGroups;
   static_assert(kBytes % 128 == 0);  // swizzles repeat
   // Wide tiles: behind each stage the barriers of its place, copies that have come and warps that have read.
   static constexpr int kFull = kBytes, kEmpty = kBytes + 8, kPlace = Tile::kNarrow ? kBytes : kBytes + 128;
-  static constexpr int kHead = Tile::kNarrow ? (kMost * (3 * 8 + kSums) + 127) / 128 * 128 : 0;  // bytes before stages
+  static constexpr int kHead =
+      Tile::kNarrow ? (kMost * (3 * 8 + kSums) + kGroups + 127) / 128 * 128 : 0;  // bytes before stages
   // Stages in the ring of a device of either kind; fewer than 2: the tile is not for it.
   static constexpr int fit(int shared) {
     const int stages = (shared - kHead) / kPlace;
@@ -107,6 +104,7 @@ struct Ring {
   __device__ __forceinline__ uint32_t sums(uint32_t place) const {
     return full(3 * Stage::kMost) + place * Stage::kSums;
   }
+  __device__ __forceinline__ uint32_t groups() const { return base + Stage::kHead - Stage::kGroups; }
   __device__ __forceinline__ uint32_t stage(uint32_t place) const {
     return base + Stage::kHead + place * Stage::kBytes;
   }

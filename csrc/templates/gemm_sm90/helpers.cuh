@@ -1,5 +1,4 @@
-// What the helping warps of a block do: one brings the stages, three add up x where zeros need its sums, and find what
-// fine groups are worth.
+// What the helping warps of a block do: one brings the stages, three add up x where zeros need its sums.
 #pragma once
 #include "../dequant/int.cuh"
 #include "../dequant/planes.cuh"
@@ -140,7 +139,7 @@ struct Producer {
   }
 };
 
-// Sums of x, and what groups are worth. A warp takes every third of the steps and columns of a stage.
+// Sums of x. A warp takes every third of the steps and columns of a stage.
 template <class Worker, class Act, class Stage, class Tile>
 __device__ __forceinline__ void add_up_x(const Problem& p, int stages, uint32_t base, int summer, int lane) {
   const Ring<Stage> ring{base, p.ring};
@@ -148,11 +147,9 @@ __device__ __forceinline__ void add_up_x(const Problem& p, int stages, uint32_t 
 #pragma unroll 1
   for (int at = 0; at < stages; ++at, place.next()) {
     ptx::wait_arrivals(ring.full(place.index), place.parity);
-    Worker::Groups::make(p, p.ring.split.row_tiles, ring.stage(place.index), summer * 32 + lane, kSummers * 32);
     const uint32_t x = ring.stage(place.index) + Stage::kXAt, to = ring.sums(place.index);
 #pragma unroll 2
-    for (int unit_of_stage = summer; Worker::kSums && unit_of_stage < p.ring.steps * Tile::kColumns;
-         unit_of_stage += kSummers) {
+    for (int unit_of_stage = summer; unit_of_stage < p.ring.steps * Tile::kColumns; unit_of_stage += kSummers) {
       const int step = unit_of_stage / Tile::kColumns, column = unit_of_stage % Tile::kColumns;
       narrow::add_up_column<Act, Stage>(x + 2 * step * Stage::kXBox + column * 1024,
                                         to + unit_of_stage * (narrow::kSumBytes * narrow::kSumsOfStep<Stage>), lane,

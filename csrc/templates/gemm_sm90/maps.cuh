@@ -109,8 +109,8 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
     const int most_groups = static_cast<int>(256 / words);
     const int most_steps = traits.fine && group.fragments < 3 ? most_groups << group.fragments >> 3 : most_groups;
     p.ring = narrow::stages_of(traits.parts, traits.steps, static_cast<int64_t>(tiles), steps, traits.tokens,
-                               traits.bits, traits.row_tiles, launch, groups > 1 ? group.steps : -1, most_steps,
-                               traits.most, traits.room.bytes);
+                               traits.bits, traits.row_tiles, launch, traits.fine, groups > 1 ? group.steps : -1,
+                               most_steps, traits.most, traits.room.bytes);
     if (p.ring.depth == 0) return false;
   }
   const Split split = p.ring.split;

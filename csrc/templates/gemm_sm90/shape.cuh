@@ -73,9 +73,10 @@ struct Stage {
   static constexpr int kWidest = kBits & 8 ? 8 : kBits & 4 ? 4 : 2;
   static constexpr int kLargest = Tile::kShared / (kHalf ? 4 : 5);
   static constexpr int kMost = kLargest / kStepBytes < 8 / kWidest ? kLargest / kStepBytes : 8 / kWidest;
-  // Why fewer of narrow tiles with fine groups: what helpers make of these takes room. Why of wider tiles: the first
-  // products wait for all of a stage; 10240 x 8192, 32 rows, int1 18.9 us with 4, 15.2 with 2.
-  static constexpr int kMostSteps = !kNarrow ? 2 : !kFine || Weight::kCodebook ? 4 : kBits <= 2 ? 2 : 1;
+  // Why fewer of wider tiles: the first products wait for all of a stage; 10240 x 8192, 32 rows, int1 18.9 us with 4,
+  // 15.2 with 2. Of fine groups, whose room for scales is large: 8192 x 8192, groups of 32, int4 in halves of a
+  // multiprocessor n8 12.3 us with 1, 11.3 with 2, but 4096 x 4096 n16 5.2 and 5.9.
+  static constexpr int kMostSteps = !kNarrow ? 2 : !kFine ? 4 : Tile::kTokens == 8 || kBits <= 2 ? 2 : 1;
   static constexpr int kAtMost = kMost < kMostSteps ? kMost : kMostSteps;
   // Why not four with 2 bits in half of a multiprocessor: registers would not do.
   static constexpr int kSteps = kAtMost >= 4 && !(kHalf && kBits == 2) ? 4 : kAtMost >= 2 ? 2 : 1;
@@ -91,12 +92,10 @@ struct Stage {
   // Of x, for zeros: narrow/x_sums.cuh.
   static constexpr int kSums = kZeros && !kWhole ? kSteps * Tile::kTokens * 4 * (kFine ? 8 : 1) : 0;
   static constexpr int kTable = Weight::kCodebook ? kTableBytes : 0;
-  // What helpers make of scales and zeros: narrow/groups.cuh. Why only of fine groups: what a worker saves, once in 128
-  // k, is less than what it costs that sums of x are there later.
-  static constexpr bool kMakes = kNarrow && kFine && !Weight::kCodebook;
-  static constexpr int kGroups = kMakes ? Tile::kRowTiles * kSteps * 4 * (kZeros ? 128 : 64) : 0;
-  static constexpr int kGroupsAt = kCodes + kScales * (kZeros ? 2 : 1);
-  static constexpr int kWeights = (kGroupsAt + kGroups + 1023) / 1024 * 1024;
+  // What warps make of scales and zeros: narrow/groups.cuh. Why only of fine groups: of others a lane finds them
+  // sooner.
+  static constexpr int kGroups = kNarrow && kFine ? Tile::kRowTiles * 32 * (kZeros ? 16 : 8) : 0;
+  static constexpr int kWeights = (kCodes + kScales * (kZeros ? 2 : 1) + 1023) / 1024 * 1024;
   static constexpr int kXAt = kNarrow ? kWeights : 0, kCodesAt = kNarrow ? 0 : kX;
   static constexpr narrow::StageBytes kParts = {kXAt, kX, kSums, 1024};
 };
@@ -129,7 +128,8 @@ struct Map {
   // Where sums of parts of K meet; of wider tiles that is room for stages where they don't.
   static constexpr int kSums = Stage::kNarrow ? Stage::kRowTiles * Stage::kXBox / 2
                                               : meeting_room(Stage::kRowTiles, Stage::kXBox / 1024, kMostMeet);
-  static constexpr int kRoom = Stage::kShared - kFixed - Stage::kTable - (Stage::kNarrow ? kSums : 0);  // for stages
+  static constexpr int kRoom =
+      Stage::kShared - kFixed - Stage::kTable - Stage::kGroups - (Stage::kNarrow ? kSums : 0);  // for stages
   static constexpr int kFit = kRoom / (Stage::kNarrow ? Stage::kParts.of(1) : Stage::kBytes);
   static constexpr int kDepth = Stage::kNarrow || kFit > kMostStages ? kMostStages : kFit;  // of narrow tiles at most
   static constexpr int kMeetDepth = (kRoom - kSums) / Stage::kBytes;  // of wider tiles, where sums meet behind it
@@ -141,7 +141,8 @@ struct Map {
   static constexpr int kMet = kEmpty + 8 * kDepth;                // all sums of parts of K are there
   static constexpr int kAfter = (kMet + 8 + 127) / 128 * 128;
   static constexpr int kMeeting = Stage::kNarrow ? kAfter : kMeetDepth * Stage::kBytes;  // those sums
-  static constexpr int kTable = Stage::kNarrow ? kAfter + kSums : kAfter;                // of a codebook
+  static constexpr int kGroups = Stage::kNarrow ? kAfter + kSums : kAfter;               // what warps make of groups
+  static constexpr int kTable = kGroups + Stage::kGroups;                                // of a codebook
   static_assert(kFit >= 2 && kTable + Stage::kTable + 1024 <= Stage::kShared);
   static constexpr int kEarly = narrow::early_stages(Stage::kBits);  // of wider tiles
   static_assert(kEarly <= kFit && (Stage::kNarrow || (kEarly <= kMeetDepth && kMeetDepth <= kDepth)));
@@ -213,6 +214,7 @@ struct Ring {
     return base + place * (Stage::kNarrow ? stages.bytes : Stage::kBytes);
   }
   __device__ __forceinline__ uint32_t sums(uint32_t place) const { return stage(place) + stages.sums_at; }
+  __device__ __forceinline__ uint32_t groups() const { return base + Map::kGroups; }
   __device__ __forceinline__ uint32_t met() const { return base + Map::kMet; }
   __device__ __forceinline__ uint32_t meeting() const { return base + Map::kMeeting; }
   __device__ __forceinline__ uint32_t full(uint32_t place) const { return base + Map::kFull + 8 * place; }

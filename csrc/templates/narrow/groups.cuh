@@ -1,9 +1,10 @@
-// What scales and zeros of a group are worth to sums of its products, which warps that help find for all of a block.
+// What scales and zeros of a group are worth to sums of its products.
 //
-// Stage: scales and zeros [row tile][group][16] behind its codes, and room (kGroupsAt, kGroups) for what is made of
-// them, [row tile][group][g][kPitch]. Why helpers: a worker would take 6 instructions a group, 20 with zeros, each of
-// 16 warps its own. Groups of 16 k have no room: workers find theirs themselves.
-// Problem: what load.cuh needs, zero_base, zero_on_code, zero_on_value, stage_groups, group_fragments.
+// Of fine groups a warp finds those of its row tile together, a lane those of two rows, and leaves them for all of its
+// lanes in shared memory: room (Ring::groups, Stage::kGroups) for four pieces of K, each as long as a group but no more
+// than so many fragments, [warp][piece][g][kPitch]. Why: lanes of four share rows, and each would take 6 instructions a
+// group, 20 with zeros. Stage: scales and zeros [row tile][group][16] behind its codes. Problem: what load.cuh needs,
+// zero_base, zero_on_code, zero_on_value, stage_groups, group_fragments.
 #pragma once
 #include <cstdint>
 
@@ -11,6 +12,11 @@
 #include "../ptx/async.cuh"
 
 namespace lowbit::narrow {
+
+// Of which type scales and zeros are, of fp16 if none is set.
+struct ScaleTypes {
+  bool bf16_scales, fp32_scales;
+};
 
 template <class Decoder, class Stage>
 struct Groups {
@@ -25,23 +31,17 @@ struct Groups {
     uint32_t addend[2];
   };
 
-  // Whether helpers make those of this weight.
-  template <class Problem>
-  static __device__ __forceinline__ bool made(const Problem& p) {
-    return kMade && !(Stage::kFine && p.group_fragments == 0);
-  }
-
-  // Of the rows whose scales and zeros lie at `from`, for the lane `number`.
-  template <class Problem>
-  static __device__ __forceinline__ Group find(const Problem& p, uint32_t from, int number) {
-    const float2 scales = load_pair<Stage>(p, from, number);
+  // Of the rows whose scales and zeros, of these types, lie at `from`, for the lane `number`.
+  template <class Problem, class Types>
+  static __device__ __forceinline__ Group find(const Problem& p, const Types& types, uint32_t from, int number) {
+    const float2 scales = load_pair<Stage>(types, from, number);
     Group found{{scales.x, scales.y}, {}, {}};
     if constexpr (Stage::kWhole) {
-      const float2 zeros = load_pair<Stage>(p, from + Stage::kScales, number);
+      const float2 zeros = load_pair<Stage>(types, from + Stage::kScales, number);
       found.addend[0] = Decoder::addend_of(fmaf(zeros.x, p.zero_on_code, p.zero_base));
       found.addend[1] = Decoder::addend_of(fmaf(zeros.y, p.zero_on_code, p.zero_base));
     } else if constexpr (Stage::kZeros) {
-      const float2 zeros = load_pair<Stage>(p, from + Stage::kScales, number);
+      const float2 zeros = load_pair<Stage>(types, from + Stage::kScales, number);
       const float base = Decoder::kSubtractOffset ? p.zero_base : 0.0f;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -54,16 +54,31 @@ struct Groups {
     return found;
   }
 
-  // Those of all row tiles of a stage, by one of `threads`.
-  template <class Problem>
-  static __device__ __forceinline__ void make(const Problem& p, int row_tiles, uint32_t stage, int thread,
-                                              int threads) {
-    if (!made(p)) return;
-    const int all = row_tiles * p.stage_groups * 8;
-#pragma unroll 1
-    for (int i = thread; i < all; i += threads) {
-      const Group found = find(p, stage + kRaw + i * (group_bytes<Stage>(p) / 8), 0);
-      const uint32_t to = stage + Stage::kGroupsAt + i * kPitch;
+  // Where a lane finds group `index` of a stage, counted over its row tiles; where groups are made, the one that is its
+  // own to make of four pieces of at most so many fragments, of which the first begins at that group.
+  template <int Fragments, class Problem>
+  static __device__ __forceinline__ uint32_t at(const Problem& p, int index, int lane) {
+    if constexpr (!kMade) {
+      return kRaw + index * group_bytes<Stage>(p);
+    } else {
+      const int own = index + (lane / 8 >> max(p.group_fragments - Fragments / 2, 0));
+      return kRaw + own * group_bytes<Stage>(p) + lane % 8 * (group_bytes<Stage>(p) / 8);
+    }
+  }
+
+  // A warp's room: where a lane leaves what it makes, and where it finds that of its rows.
+  static constexpr int kRoom = 4 * 8 * kPitch;
+  static __device__ __forceinline__ uint32_t made_at(uint32_t room, int lane) { return room + lane * kPitch; }
+  static __device__ __forceinline__ uint32_t found_at(uint32_t room, int lane) { return room + lane / 4 * kPitch; }
+
+  // Leaves the group whose scales and zeros lie at `from`. All lanes come here; no lane may still read others. Apart:
+  // whether by a branch for each type of these. A choice takes twice the instructions, but nothing is moved over a
+  // branch.
+  template <bool Apart, class Problem>
+  static __device__ __forceinline__ void make(const Problem& p, uint32_t from, uint32_t to) {
+    const auto leave = [&](const auto& types) {
+      const Group found = find(p, types, from, 0);
+      __syncwarp();
       if constexpr (Stage::kWhole) {
         ptx::store_shared(
             to, {found.scale[0], found.scale[1], __uint_as_float(found.addend[0]), __uint_as_float(found.addend[1])});
@@ -72,37 +87,38 @@ struct Groups {
       } else {
         ptx::store_shared(to, found.scale);
       }
-    }
-  }
-
-  // Where a lane finds group `index` of a stage, counted over its row tiles.
-  template <class Problem>
-  static __device__ __forceinline__ uint32_t at(const Problem& p, int index, int lane) {
-    return made(p) ? Stage::kGroupsAt + (index * 8 + lane / 4) * kPitch : kRaw + index * group_bytes<Stage>(p);
-  }
-
-  // The one `index` groups after that at `first`. Made: by helpers.
-  template <bool Made, class Problem>
-  static __device__ __forceinline__ Group load(const Problem& p, uint32_t first, int index, int lane) {
-    if constexpr (!Made) {
-      return find(p, first + index * group_bytes<Stage>(p), lane);
+    };
+    bool fp32 = false;
+    if constexpr (Stage::kFloatScales) fp32 = p.fp32_scales;
+    if (!Apart) {
+      leave(p);
+    } else if (fp32) {
+      leave(ScaleTypes{false, true});
+    } else if (p.bf16_scales) {
+      leave(ScaleTypes{true, false});
     } else {
-      const uint32_t from = first + index * (8 * kPitch);
-      Group loaded{};
-      if constexpr (Stage::kZeros) {
-        float all[4];
-        ptx::load_shared(from, all);
-        loaded.scale[0] = all[0], loaded.scale[1] = all[1];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          if (Stage::kWhole) loaded.addend[h] = __float_as_uint(all[2 + h]);
-          if (!Stage::kWhole) loaded.on_x[h] = all[2 + h];
-        }
-      } else {
-        ptx::load_shared(from, loaded.scale);
-      }
-      return loaded;
+      leave(ScaleTypes{false, false});
     }
+    __syncwarp();
+  }
+
+  // That of a piece, for this lane's rows, which lie at `from`.
+  static __device__ __forceinline__ Group load(uint32_t from, int piece) {
+    from += piece * (8 * kPitch);
+    Group loaded{};
+    if constexpr (Stage::kZeros) {
+      float all[4];
+      ptx::load_shared(from, all);
+      loaded.scale[0] = all[0], loaded.scale[1] = all[1];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (Stage::kWhole) loaded.addend[h] = __float_as_uint(all[2 + h]);
+        if (!Stage::kWhole) loaded.on_x[h] = all[2 + h];
+      }
+    } else {
+      ptx::load_shared(from, loaded.scale);
+    }
+    return loaded;
   }
 };
 

@@ -70,11 +70,13 @@ constexpr bool possible(const Split& split, const SplitQuestion& q) {
 }
 
 // Those of a product of `tiles` row tiles and `steps` times 128 k; own_steps: of a warp in a stage; warps: of a block,
-// that multiply. group_steps: log2 of a group, or -1 where a row has one. most_steps: in a stage; most: stages; room:
-// bytes for them. No depth where a split is forced that can't be, or the plan wants none of so many warps.
+// that multiply. fine: whether groups are of less than 128 k; else group_steps: log2 of a group, or -1 where a row has
+// one. most_steps: in a stage; most: stages; room: bytes for them. No depth where a split is forced that can't be, or
+// the plan wants none of so many warps.
 inline Stages stages_of(const StageBytes& stage, int own_steps, int64_t tiles, int64_t steps, int tokens, int bits,
-                        int warps, const Launch& launch, int group_steps, int most_steps, int most, int room) {
-  SplitQuestion question{tiles, steps, tokens, bits, warps, launch.clusters, 0};
+                        int warps, const Launch& launch, bool fine, int group_steps, int most_steps, int most,
+                        int room) {
+  SplitQuestion question{tiles, steps, tokens, bits, warps, launch.clusters, 0, fine};
   for (int parts = 1; parts <= warps; ++parts) {
     const int64_t all = int64_t{own_steps} * parts, group = group_steps < 0 ? 1 : int64_t{1} << group_steps;
     const bool fits = room / stage.of(parts) >= 2 && all <= most_steps && (all % group == 0 || group % all == 0);

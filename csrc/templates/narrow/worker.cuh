@@ -2,13 +2,14 @@
 // codes without scale, or on bare codes where zeros are no whole numbers; scales on sums of a group.
 //
 // For families that bring stages through a ring. Stage: from kCodesAt on codes [plane][warp][step] of kSteps steps of
-// 128 k a warp, then scales and zeros [row tile][group][16], kWhole where these are whole; from kGroupsAt on what
-// helpers make of these (groups.cuh); from kXAt on x [part of K][64 k][token][128 bytes], swizzled. Ring: where its
-// places, their barriers and their sums of x [part of K] lie (`stage`, `full`, `summed`, `empty`, `sums`), the order of
-// places (`first`), whether sums that are there tell that all of the stage is (`kSumsLast`), whether registers are so
-// few that loads of steps and groups are kept apart (`kApart`), whether the copy engine writes stages (`kByEngine`),
-// and whether warps may share K (`kSplits`; then where sums meet, meeting.cuh). Problem: what load.cuh, groups.cuh and
-// parts.cuh need, group_steps, and where warps may share K ring (Stages).
+// 128 k a warp, then scales and zeros [row tile][group][16], kWhole where these are whole; from kXAt on x [part of
+// K][64 k][token][128 bytes], swizzled; kGroups: bytes of a block for what warps make of groups (groups.cuh). Ring:
+// where its places, their barriers, their sums of x [part of K] and that room lie (`stage`, `full`, `summed`, `empty`,
+// `sums`, `groups`), the order of places (`first`), whether sums that are there tell that all of the stage is
+// (`kSumsLast`), whether registers are so few that loads of steps and groups are kept apart (`kApart`), whether the
+// copy engine writes stages (`kByEngine`), and whether warps may share K (`kSplits`; then where sums meet,
+// meeting.cuh). Problem: what load.cuh, groups.cuh and parts.cuh need, group_steps, and where warps may share K ring
+// (Stages).
 #pragma once
 #include "../dequant/codebook.cuh"
 #include "../dequant/float.cuh"
@@ -36,7 +37,7 @@ struct Worker {
   static constexpr int kColumns = Tile::kColumns;
   using Groups = narrow::Groups<Decoder, Stage>;
   using Group = typename Groups::Group;
-  static constexpr bool kSummed = kSums || Groups::kMade;  // something of a stage comes from helpers
+  static constexpr bool kSummed = kSums;  // something of a stage comes from helpers
 
   // Whether what comes from helpers is waited for after most products of a stage's first step.
   static constexpr bool kLate = !Ring::kSumsLast && !kFine && !kWhole;
@@ -49,6 +50,13 @@ struct Worker {
   // Where some are left, though, addresses are not found anew in every stage.
   static constexpr bool kKeepLane = Ring::kApart && kColumns <= 2 && !kScarce;
   static constexpr bool kKeepOwn = Ring::kApart && kColumns == 1;
+  // Fragments of a step that have a scale in common, at most, where groups are fine. Why fewer: registers.
+  static constexpr int kMostFragments = Ring::kApart ? 2 : 4;
+  // Steps of fine groups whose instructions are laid out one after the other: where a step has few groups. Why not
+  // always: numbers of all steps that stay the same from stage to stage take registers.
+  template <int Fragments>
+  static constexpr int kTogether =
+      !Ring::kApart && !kSums && Fragments >= 2 << (int{kWhole} + int{kColumns > 1}) ? 2 : 1;
   // Whether x of the second half of a step is not to be loaded in the first: registers would not do.
   static constexpr bool kXApart = Ring::kApart && (kColumns == 4 || (kColumns == 2 && Stage::kBits <= 2 && !kSums));
 
@@ -74,6 +82,7 @@ struct Worker {
   const int tile, part;  // row tile, part of K
   const Decoder decoder;
   const uint32_t own_groups;  // of a stage: this row tile's, from those of this part on
+  const uint32_t room;        // for what is made of them
   const uint32_t own_sums;    // of a stage: sums of x of this part, this lane's tokens
   uint32_t own[4];            // of a stage: where this lane reads x of a box: 16 bytes of a token, swizzled
 
@@ -86,11 +95,12 @@ struct Worker {
         tile(tile_of(problem, own_warp)),
         part(own_warp - tile * parts_of(problem)),
         decoder(make_decoder<Weight, Decoder>(table, own_lane, problem.zero_base)),
-        own_groups(
-            Groups::at(problem,
-                       tile * problem.stage_groups + (kFine ? (part * Stage::kSteps * 8) >> problem.group_fragments
-                                                            : (part * Stage::kSteps) >> problem.group_steps),
-                       lane)),
+        own_groups(Groups::template at<kMostFragments>(
+            problem,
+            tile * problem.stage_groups + (kFine ? (part * Stage::kSteps * 8) >> problem.group_fragments
+                                                 : (part * Stage::kSteps) >> problem.group_steps),
+            lane)),
+        room(Groups::kMade ? own_ring.groups() + own_warp * Groups::kRoom : 0),
         own_sums(part * Stage::kSums + lane % 4 * (kSumBytes / 4)) {
     const uint32_t own_x = Stage::kXAt + part * Stage::kX;
 #pragma unroll
@@ -172,7 +182,7 @@ struct Worker {
     Sum sum = {};
     float x_sum[kColumns][2] = {};
     const auto from_helpers = [&] {
-      group = Groups::template load<Groups::kMade>(p, stage + own_groups, step >> p.group_steps, lane);
+      group = Groups::find(p, p, stage + own_groups + (step >> p.group_steps) * group_bytes<Stage>(p), lane);
       load_sums(sums, step, 0, x_sum);
     };
     if (!late) from_helpers();
@@ -192,31 +202,59 @@ struct Worker {
     apply(sum, x_sum, group, total);
   }
 
-  // The same with any groups: scales follow every `Fragments` of a step, one or two, which have them in common.
+  // The same with any groups: scales follow every `Fragments` of a step, which have them in common.
   template <int Fragments>
   __device__ __forceinline__ void run_step_fine(uint32_t stage, uint32_t sums, int step, Sum& total) const {
     const uint32_t x_at = stage + step * 2 * Stage::kXBox;
+    constexpr int kSum = Fragments == 1 ? 1 : 2;  // fragments that there are sums of x of
+    // Why late: 16 tokens of groups of 32 2 to 4% faster, 8 tokens or groups of 64 1 to 3% slower.
+    // Why apart: uint4 and 16 tokens 1 to 6% faster. 8 tokens are up to 12% slower, and without zeros both. Of
+    // gemm_sm80, which was not timed, some kernels with 8 tokens spill else.
+    constexpr bool kApart = kWhole && (kColumns > 1 || Ring::kApart);
+    constexpr bool kFindLate = Groups::kMade && !kWhole && kColumns > 1 && Fragments < 4;
+    const auto group_at = [&](int f) {
+      const int index = Fragments == 1 ? step * 8 + f : (step * 8 + f) >> p.group_fragments;
+      return stage + own_groups + index * group_bytes<Stage>(p);
+    };
     Words words;
     load_words<Stage, Tile>(stage + Stage::kCodesAt, warp, step, lane, words);
     Tokens x;
+    Group group;
 #pragma unroll
     for (int first = 0; first < 8; first += Fragments) {
       // Why: else too much of other groups is loaded early, and registers run out.
       if (kScarce && first > 0) __syncwarp();
-      const int group = Fragments == 1 ? step * 8 + first : (step * 8 + first) >> p.group_fragments;
-      const Group loaded = Groups::template load<(Groups::kMade && Fragments > 1)>(
-          p, stage + own_groups, group, kScarce ? ptx::thread_again() % 32 : lane);
+      const auto find_group = [&] {
+        if constexpr (Groups::kMade) {
+          // Those of four times so many fragments at once: half of a step, a step or two.
+          const int piece = (step * 8 + first) / Fragments % 4;
+          if (piece == 0) Groups::template make<kApart>(p, group_at(first), Groups::made_at(room, lane));
+          group = Groups::load(Groups::found_at(room, lane), piece);
+        } else {
+          group = Groups::find(p, p, group_at(first), kScarce ? ptx::thread_again() % 32 : lane);
+        }
+      };
+      if (!kFindLate) find_group();
       Sum sum = {};
-      float x_sum[kColumns][2] = {};
-      load_sums(sums, step, first / Fragments, x_sum);
 #pragma unroll
       for (int f = first; f < first + Fragments; ++f) {
         if (kColumns > 1 || f % 2 == 0) load_x(x_at, f, x);
         uint32_t a[4];
-        fragment(words, f, loaded, a);
+        fragment(words, f, group, a);
         multiply(a, x, f, sum);
       }
-      apply(sum, x_sum, loaded, total);
+      if (kFindLate) find_group();
+      float x_sum[kColumns][2] = {};
+#pragma unroll
+      for (int at = first / kSum; at < (first + Fragments) / kSum; ++at) {
+        float more[kColumns][2] = {};
+        load_sums(sums, step, at, more);
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) x_sum[column][i] += more[column][i];
+      }
+      apply(sum, x_sum, group, total);
     }
   }
 
@@ -272,12 +310,17 @@ struct Worker {
         // Why: where registers are scarce what can be found again is not kept.
         const uint32_t sums = ring.sums(place.index) + (kScarce ? ptx::thread_again() % 4 * (kSumBytes / 4) : own_sums);
         if constexpr (kFine) {
+          const auto run_steps = [&](auto fragments) {
+#pragma unroll(kTogether<decltype(fragments)::value>)
+            for (int step = 0; step < Stage::kSteps; ++step)
+              run_step_fine<decltype(fragments)::value>(stage, sums, step, total);
+          };
           if (p.group_fragments == 0) {
-#pragma unroll 1  // Why: else numbers of all steps that stay the same from stage to stage take registers
-            for (int step = 0; step < Stage::kSteps; ++step) run_step_fine<1>(stage, sums, step, total);
+            run_steps(std::integral_constant<int, 1>{});
+          } else if (kMostFragments == 2 || p.group_fragments == 1) {
+            run_steps(std::integral_constant<int, 2>{});
           } else {
-#pragma unroll 1
-            for (int step = 0; step < Stage::kSteps; ++step) run_step_fine<2>(stage, sums, step, total);
+            run_steps(std::integral_constant<int, kMostFragments>{});
           }
         } else {
 #pragma unroll
