@@ -24,24 +24,24 @@ SPREAD += [(16 // parts, parts, blocks) for parts in (1, 4, 16) for blocks in (1
 SHAPES = [(520, 4096), (1000, 1000), (40, 8200)]
 
 
-def right(row: dict, shape, split, early: int, kind: str, warps: int = 16, next_after: int = 0) -> bool:
+def right(row: dict, shape, split, early: int, kind: str, warps: int = 16, next_after: int = 0, group=128) -> bool:
     """Whether a kernel takes a split; its product is right then, and the same a second and a third time, when the next
     one has begun before it ends."""
-    weight = oracle.make(row["weight"], shape, 128, kind, seed=sum(split))
+    weight = oracle.make(row["weight"], shape, group, kind, seed=sum(split))
     x = oracle.normal(tokens(row["name"]), shape[1], dtype=getattr(torch, row["act"]), seed=early)
     bias = bias_for(shape[0], early)
     return right_by_split(row["name"], (*split, early, warps, next_after), x, weight, bias)
 
 
-def taken(row: dict, splits: list, early: int, warps=lambda split: 16) -> set:
+def taken(row: dict, splits: list, early: int, warps=lambda split: 16, kind=None, group=128) -> set:
     """The splits that a kernel takes for any shape, with 1 to ``early`` stages asked for early, the next launch from
     the beginning on or after some; all of them right."""
-    kind = "zero" if row["weight"].startswith("uint") else "none"
+    kind = kind or ("zero" if row["weight"].startswith("uint") else "none")
     return {
         split
         for i, split in enumerate(splits)
         for j, shape in enumerate(SHAPES)
-        if right(row, shape, split, 1 + (i + j) % early, kind, warps(split), (5 * i + 3 * j) % 9)
+        if right(row, shape, split, 1 + (i + j) % early, kind, warps(split), (5 * i + 3 * j) % 9, group)
     }
 
 
@@ -56,6 +56,31 @@ def test_every_split_of_few_rows_is_right(most, dtype, act):
     assert {(16, 1, 1), (14, 1, 1), (8, 2, 1), (16, 1, 2), (8, 2, 2)} <= taken(row, SHARED, 3)
     if torch.cuda.get_device_capability() == (9, 0):
         assert {(8, 1, 2), (6, 1, 2), (4, 2, 2), (4, 2, 1), (3, 2, 1)} <= taken(row, HALVES, 4, lambda split: 8)
+
+
+@pytest.mark.parametrize("group", [16, 32, 64])
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [("int2", "none"), ("uint2", "whole"), ("uint4", "whole"), ("uint4", "zero"), ("int6", "none"), ("uint8", "whole")]
+    + [("float4_e2m1", "none"), ("float8_e4m3", "none")],
+)
+@pytest.mark.parametrize("most", [8, 16])
+def test_every_split_of_fine_groups_is_right(most, dtype, kind, group):
+    row = row_of(dtype, torch.float16, "gemm_sm90", most)
+    if may_refuse(row["name"], 1, 1):
+        pytest.skip(f"{row['name']} is not for this device")
+    assert {(14, 1, 1), (8, 2, 1), (8, 2, 2)} <= taken(row, SHARED, 3, kind=kind, group=group)
+    if torch.cuda.get_device_capability() == (9, 0) and (most == 8 or kind != "zero"):
+        assert {(8, 1, 2), (4, 2, 1)} <= taken(row, HALVES, 4, lambda split: 8, kind, group)
+
+
+@pytest.mark.parametrize("group", [16, 32, 64])
+@pytest.mark.parametrize(("dtype", "kind"), [("uint4", "whole"), ("int2", "none")])
+def test_sanitizer_small_product_of_fine_groups_by_halves(dtype, kind, group):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("halves of a multiprocessor are for compute capability 9.0")
+    row = row_of(dtype, torch.float16, "gemm_sm90", 8)
+    assert right(row, (300, 2100), (4, 2, 1), 2, kind, warps=8, next_after=6, group=group)
 
 
 @pytest.mark.parametrize("dtype", ["int1", "uint3", "int4", "uint7", "int8", "float4_e2m1"])

@@ -61,6 +61,8 @@ int main() {
   run<Int<4>, __nv_bfloat16, 32, Form<true, ZeroForm::kAny>>({20, 515, 20, -1, kZero, kBf16, 3, 80});
   // Floats, and codes of several planes.
   run<Float<2, 1>, __half, 8>({40, 1300, 8, 32, kNone, kBf16, 3, 80});
+  run<Int<4>, __half, 8>({40, 1300, 8, 64, kZero, kFp16, 3, 80});  // a warp finds its groups, two pieces of each
+  run<Int<3>, __nv_bfloat16, 8>({70, 900, 6, 16, kZero, kBf16, 3, 86});
   run<Float<3, 3>, __half, 16>({70, 600, 11, 128, kZero, kFp16, 2, 86});
   run<Float<2, 2>, __nv_bfloat16, 16>({40, 700, 16, 64, kNone, kBf16, 2, 90});
   run<Float<3, 2>, __nv_bfloat16, 64>({100, 300, 50, 128, kNone, kFp16, 3, 80});

@@ -65,4 +65,15 @@ int main() {
   run<Int<6>, __half, 16, 8>({300, 1500, 11, 128, kZero, kFp16, 6, 90}, {8, 1, 2, 2, 8, 1});
   run<Int<1>, __nv_bfloat16, 8, 8>({60, 3000, 8, 256, kZero, kBf16, 8, 90}, {2, 4, 1, 12, 8, 4});
   run<Float<2, 1>, __half, 16, 8>({200, 1000, 16, 128, kNone, kFp16, 8, 90}, {4, 2, 2, 2, 8, 0});
+  // The same with fine groups, whose scales a warp finds for its lanes: of half a step, a step, two, some beyond K.
+  run<Float<2, 1>, __half, 8, 8>({300, 2600, 8, 16, kNone, kFp16, 8, 90}, {4, 2, 1, 3, 8, 8});
+  run<Int<4>, __half, 8, 8>({300, 2600, 7, 32, kZero, kBf16, 8, 90}, {4, 2, 1, 3, 8, 8});
+  run<Int<4>, __half, 16, 8>({128, 4096, 16, 64, kNone, kFp16, 8, 90}, {8, 1, 2, 9, 8, 6});
+  run<Int<2>, __nv_bfloat16, 8, 8>({60, 3000, 8, 64, kZero, kFp32, 8, 90}, {2, 4, 1, 12, 8, 4});
+  run<Int<6>, __half, 8, 8>({200, 1000, 5, 64, kMin, kBf16, 8, 90}, {4, 2, 2, 2, 8, 0});
+  run<Codebook<4>, __half, 16, 8>({200, 1500, 16, 64, kNone, kFp32, 6, 90}, {8, 1, 2, 2, 8, 1});
+  // And of whole multiprocessors, every kind of step.
+  run<Int<4>, __half, 8>({300, 2600, 8, 64, kZero, kFp16, 8, 90}, {4, 4, 1, 2, 16, 0});
+  run<Int<2>, __half, 16>({128, 5000, 11, 64, kNone, kBf16, 4, 90}, {4, 4, 2, 2, 16, 0});
+  run<Int<3>, __half, 16>({60, 2000, 16, 16, kZero, kFp16, 7, 90}, {2, 8, 1, 3, 16, 0});
 }
