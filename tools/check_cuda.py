@@ -52,8 +52,8 @@ class Alone:
 
 
 #: Kernels for up to 16 tokens of gemm_sm90, and what of their names says that no warps help them but those that bring
-#: stages: groups are not fine, and zeros are whole or none.
-_NARROW, _PLAIN = "_ZN6lowbit9gemm_sm908multiply.*TileILi{}E", "FormILb0ELNS_8ZeroFormE[01]E"
+#: stages: zeros are whole or none.
+_NARROW, _PLAIN = "_ZN6lowbit9gemm_sm908multiply.*TileILi{}E", "FormILb[01]ELNS_8ZeroFormE[01]E"
 #: By mangled name, the first that matches.
 ALONE = {
     re.compile("_ZN6lowbit6decode8resident.*KindE1E"): Alone("kSharedWhole", 512, 128),

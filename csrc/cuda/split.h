@@ -109,7 +109,7 @@ constexpr Split split_of(const SplitQuestion& q) {
         if (cost < least) best = half ? half_of(split, q) : split, least = cost;
         break;
       }
-  if (half && too_fine(best, q)) return {};
+  if (half && best.row_tiles > 0 && too_fine(best, q)) return {};
   return best;
 }
 
