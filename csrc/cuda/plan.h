@@ -213,16 +213,22 @@ constexpr bool floats_prefer_n8(const Question& q) {
   return q.n < 32 * 1024 && (q.m > 2 || q.k % 4096 || q.n * q.k > 4096 * 4096);
 }
 
+// The same with groups of 32 and 64 and one row, us, n1 and n8: 8192 x 8192 groups of 32 12.9 and 12.9, of 64 13.0 and
+// 11.7, 6144 x 4096 7.1 and 6.8, 7.2 and 6.5, but 4096 x 4096 4.6 and 5.2, 4.4 and 5.0, 57344 x 8192 66.6
+// and 74.6, 65.0 and 69.1 (nvidia-h200/matmul_20261126_fine_one_row.json: ten shapes, nothing is lost of them).
+constexpr bool fine_floats_prefer_n8(const Question& q) {
+  return q.group_size >= 32 && q.n < (q.group_size == 32 ? 8 : 32) * 1024 && (q.k % 4096 || q.n * q.k > 4096 * 4096);
+}
+
 // What a tile of family decode that holds the product takes, beside the others: less than any of gemm_sm90 takes, or
-// more where one of these is faster. Mostly the smallest tile is the fastest, of short groups always: n1 takes 0.50 to
-// 1.01 of the time of n8 (nvidia-h100-80gb-hbm3/matmul_20261125_groups_of_*.json: six shapes, eleven types), of floats
-// of 4 bits 0.69 to 1.00 (nvidia-h200/matmul_20261125_float4_groups_of_*.json).
-// The exceptions are those below, with which 0.4% is lost on average, 9% at worst, to the fastest of n2, n4 and n8 for
+// more where one of these is faster. Mostly the smallest tile is the fastest, of integers in short groups always: n1
+// takes 0.60 to 0.98 of the time of n8 (nvidia-h200/matmul_20261126_fine_one_row.json: ten shapes, seven types). The
+// exceptions are those below, with which 0.4% is lost on average, 9% at worst, to the fastest of n2, n4 and n8 for
 // integers (benchmarks/results/nvidia-h200/tiles_of_few_rows_20261123_3.json: 15 shapes, 2 to 4 rows of x, fp16, group
 // 128). A model of times was off by 8%, and chose no better.
 constexpr float decode_rank(int tokens, const Question& q) {
   const float rank = 0.01f * static_cast<float>(tokens), last = kLast + rank * 1e5f;
-  if (q.fine()) return rank;
+  if (q.fine()) return q.is_float && fine_floats_prefer_n8(q) ? last : rank;
   if (q.is_float ? floats_prefer_n8(q) : prefers_n8(q)) return last;
   if (q.k % 8192 == 0) return rank;
   // Few row tiles that have many k: n4 holds x of two rows in half of a multiprocessor, n2 in all of it. n2 and n4, us:

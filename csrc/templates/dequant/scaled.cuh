@@ -128,6 +128,10 @@ struct ScaledDecoder {
     }
   };
 
+  static __device__ __forceinline__ void store_pair(uint32_t to, const uint32_t (&words)[2]) {
+    ptx::store_shared(to, {__uint_as_float(words[0]), __uint_as_float(words[1])});
+  }
+
   const Numbers numbers;
   // per_step: 1 / step. Why kept: a division of 0, the zero of many groups of 1 bit, takes the slow way through a call.
   const float step, per_step, base;
@@ -158,6 +162,24 @@ struct ScaledDecoder {
       }
     }
     return made;
+  }
+
+  // What a group has of its own, where values are scaled, in shared memory for other lanes: 8 bytes, 24 with zeros,
+  // which are any.
+  static __device__ __forceinline__ void leave(const Group& group, uint32_t to) {
+    static_assert(!Exact && !kWhole);
+    store_pair(to, group.scale);
+    if constexpr (kAny) store_pair(to + 8, group.before), store_pair(to + 16, group.after);
+  }
+  __device__ __forceinline__ Group found(uint32_t from) const {
+    Group group{};
+    group.last = numbers.last;
+    ptx::load_shared(from, group.scale[0], group.scale[1]);
+    if constexpr (kAny) {
+      ptx::load_shared(from + 8, group.before[0], group.before[1]);
+      ptx::load_shared(from + 16, group.after[0], group.after[1]);
+    }
+    return group;
   }
 
   __device__ __forceinline__ void fragment(const Words& from, int f, const Group& group, uint32_t (&a)[4]) const {
