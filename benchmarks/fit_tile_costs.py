@@ -22,7 +22,7 @@ NARROW = 16  # tokens of the largest tile whose warps may share K: a set of cons
 def work_of(tile: int, bits: int, m: int, n: int, k: int) -> Work:
     if tile > NARROW:
         return tile_model.work_of(tile, n, k, m, bits)
-    _, work, in_parts = native.narrow_work(-(-n // 16), -(-k // 128), tile, bits, [132, 66])
+    _, work, in_parts = native.narrow_work(-(-n // 16), -(-k // 128), tile, bits, [132, 66], False)
     return Work(work, 0.0, float(in_parts), tile_model.memory_us(n, k, bits))
 
 
@@ -33,7 +33,7 @@ def predict(x, bits, work: Work):
 
 def kind_of(tile: int, bits: int, n: int, k: int) -> tuple[int, int]:
     """A tile and the warps of its blocks, which matter where they may share K."""
-    return tile, native.narrow_work(-(-n // 16), -(-k // 128), tile, bits, [132, 66])[0] if tile <= NARROW else 0
+    return tile, native.narrow_work(-(-n // 16), -(-k // 128), tile, bits, [132, 66], False)[0] if tile <= NARROW else 0
 
 
 def fit(kind: tuple[int, int], rows: list) -> np.ndarray:

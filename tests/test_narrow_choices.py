@@ -33,7 +33,7 @@ def test_splits_that_are_chosen_are_close_to_the_fastest_that_were_measured(nati
             times.setdefault((-(-n // 16), -(-k // 128), tokens, int(dtype[3:])), {})[tuple(split)] = us
 
     def chosen(product):
-        halves, wholes = (tuple(native.split_of(*product, warps, H200, 0xFFFFFFFF)) for warps in (8, 16))
+        halves, wholes = (tuple(native.split_of(*product, warps, H200, 0xFFFFFFFF, False)) for warps in (8, 16))
         return halves if halves[0] else wholes  # as csrc/templates/gemm_sm90.cuh tries them
 
     lost = losses(times, {product: chosen(product) for product in times})
@@ -72,3 +72,28 @@ def test_tiles_that_are_chosen_for_few_rows_of_many_k_are_close_to_the_fastest_t
     assert len(lost) > 330
     assert sum(lost.values()) / len(lost) < 0.013, sorted(lost.items(), key=lambda item: -item[1])[:5]
     assert max(lost.values()) < 0.2, max(lost, key=lost.get)
+
+
+def test_splits_of_fine_groups_that_are_chosen_are_close_to_the_fastest_that_were_measured(native):
+    """Of 16 rows halves of a multiprocessor are faster only where they are few steps at work."""
+    times = {}
+    for dtype, group, n, k, tokens, split, us in json.loads((RESULTS / "sweep_splits_20261126_fine.json").read_text())[
+        "rows"
+    ]:
+        if split and dtype.startswith("int"):
+            key = (-(-n // 16), -(-k // 128), tokens, int(dtype[3:]), group)
+            times.setdefault(key, {})[tuple(split)] = us
+
+    def chosen(product):
+        halves, wholes = (tuple(native.split_of(*product[:4], warps, H200, 0xFFFFFFFF, True)) for warps in (8, 16))
+        return halves if halves[0] else wholes
+
+    # By halves or not: what else a split says was swept in few ways.
+    fastest = {
+        product: {warps: min((us for split, us in of.items() if split[4] == warps), default=1e9) for warps in (8, 16)}
+        for product, of in times.items()
+    }
+    lost = losses(fastest, {product: chosen(product)[4] for product in fastest})
+    assert len(lost) > 80
+    assert sum(lost.values()) / len(lost) < 0.01, sorted(lost.items(), key=lambda item: -item[1])[:8]
+    assert max(lost.values()) < 0.06, max(lost, key=lost.get)

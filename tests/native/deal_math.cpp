@@ -103,13 +103,14 @@ PYBIND11_MODULE(deal_math, m) {
   });
   // row_tiles, parts, blocks, early, warps, next_after.
   m.def("split_of", [](int64_t tiles, int64_t steps, int tokens, int bits, int warps, std::array<int, 2> clusters,
-                       uint32_t fits) {
-    const lowbit::Split split = lowbit::cuda::split_of({tiles, steps, tokens, bits, warps, clusters.data(), fits});
+                       uint32_t fits, bool fine) {
+    const lowbit::Split split =
+        lowbit::cuda::split_of({tiles, steps, tokens, bits, warps, clusters.data(), fits, fine});
     return std::array<int, 6>{split.row_tiles, split.parts, split.blocks, split.early, split.warps, split.next_after};
   });
   // warps of a block, work, whether tasks are in parts.
-  m.def("narrow_work", [](int64_t tiles, int64_t steps, int tokens, int bits, std::array<int, 2> clusters) {
-    const auto found = lowbit::cuda::narrow_work(tiles, steps, tokens, bits, false, clusters.data());
+  m.def("narrow_work", [](int64_t tiles, int64_t steps, int tokens, int bits, std::array<int, 2> clusters, bool fine) {
+    const auto found = lowbit::cuda::narrow_work(tiles, steps, tokens, bits, fine, clusters.data());
     return std::tuple(found.warps, found.work, found.in_parts);
   });
   m.def("start", [](int each, int more, int part) { return Cut{each, more}(part); });
