@@ -209,7 +209,7 @@ struct Worker {
     constexpr int kSum = Fragments == 1 ? 1 : 2;  // fragments that there are sums of x of
     // Why late: 16 tokens of groups of 32 2 to 4% faster, 8 tokens or groups of 64 1 to 3% slower.
     // Why apart: uint4 and 16 tokens 1 to 6% faster. 8 tokens are up to 12% slower, and without zeros both. Of
-    // gemm_sm80, which was not timed, some kernels with 8 tokens spill else.
+    // gemm_sm80 some kernels with 8 tokens spill else.
     constexpr bool kApart = kWhole && (kColumns > 1 || Ring::kApart);
     constexpr bool kFindLate = Groups::kMade && !kWhole && kColumns > 1 && Fragments < 4;
     const auto group_at = [&](int f) {
