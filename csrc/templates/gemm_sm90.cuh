@@ -58,9 +58,9 @@ constexpr bool kBuilt =
 // Warps of a block that help: one brings stages, the next makes barriers beside it, and where something of a stage is
 // made of what was brought there are three for that. With more tokens a warp that multiplies makes them.
 template <class Worker, class Tile>
-constexpr int kHelpers = Tile::kWgmma      ? 1
-                         : Worker::kSummed ? 1 + kSummers
-                                           : 2;
+constexpr int kHelpers = Tile::kWgmma    ? 1
+                         : Worker::kSums ? 1 + kSummers
+                                         : 2;
 
 // The most registers of a thread: with up to 16 tokens, what leaves room for a block of add_parts beside one of
 // multiply, which can start early then. Those of wgmma stay below theirs by as much.
@@ -108,7 +108,7 @@ __global__ void __maxnreg__((BoundsOf<Weight, Act, Tile, Form>::kRegisters))
         const int arrivals = Tile::kWgmma ? Tile::kWarps : p.ring.split.row_tiles * p.ring.split.parts;
 #pragma unroll 1
         for (int i = 0; i < producer.ring.depth(); ++i) {
-          if (Worker::kSummed) ptx::arrivals_init(base + Map::kSummed + 8 * i, 32 * kSummers);
+          if (Worker::kSums) ptx::arrivals_init(base + Map::kSummed + 8 * i, 32 * kSummers);
           ptx::arrivals_init(base + Map::kEmpty + 8 * i, arrivals);
         }
         if (p.deal.meet > 1) {
@@ -134,7 +134,7 @@ __global__ void __maxnreg__((BoundsOf<Weight, Act, Tile, Form>::kRegisters))
     if (helper == 0) {
       if (ptx::elect_one()) producer.go_on();
     } else if (helper > 0) {
-      if constexpr (Worker::kSummed)
+      if constexpr (Worker::kSums)
         add_up_x<Worker, Act, typename Worker::Stage, Tile>(p, parts.stages, base, helper - 1, lane);
     } else {
       worker.run(parts);

@@ -21,7 +21,6 @@ struct Helper {
   using Ring = gemm_sm80::Ring<Stage>;
   using Place = narrow::Place;
   using Worker = NarrowWorker<Weight, Act, Tile, Form>;
-  static constexpr bool kSummed = Worker::kSummed;
   // A warp adds up 128 k of x of 8 tokens at a time.
   static constexpr int kUnits = Stage::kSteps * Tile::kColumns, kHelpers = Tile::kCopiers / 32;
   static constexpr int kSummers = kUnits >= kHelpers ? kHelpers : kUnits;
@@ -50,7 +49,7 @@ struct Helper {
   }
 
   __device__ __forceinline__ void add_up(Place& place) const {
-    if (!kSummed) return;
+    if (!Worker::kSums) return;
     ptx::wait_arrivals(ring.full(place.index), place.parity);
     if (helper < kSummers) {
 #pragma unroll

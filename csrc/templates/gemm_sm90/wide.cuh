@@ -29,7 +29,7 @@ struct Wide {
   using Group = typename Decoder::Group;
   static constexpr int kColumns = Tile::kColumns;
   static constexpr int kBits = Weight::kBits;
-  static constexpr bool kSummed = false;
+  static constexpr bool kSums = false;
 
   const Problem& p;
   const uint32_t base;

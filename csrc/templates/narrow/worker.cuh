@@ -37,7 +37,6 @@ struct Worker {
   static constexpr int kColumns = Tile::kColumns;
   using Groups = narrow::Groups<Decoder, Stage>;
   using Group = typename Groups::Group;
-  static constexpr bool kSummed = kSums;  // something of a stage comes from helpers
 
   // Whether what comes from helpers is waited for after most products of a stage's first step.
   static constexpr bool kLate = !Ring::kSumsLast && !kFine && !kWhole;
@@ -195,7 +194,7 @@ struct Worker {
       fragment(words, f, group, a);
       multiply(a, x, f, sum);
       if (late && f == 5) {
-        if (kSummed) ptx::wait_arrivals(ring.summed(place.index), place.parity);
+        if (kSums) ptx::wait_arrivals(ring.summed(place.index), place.parity);
         from_helpers();
       }
     }
@@ -304,8 +303,8 @@ struct Worker {
       Sum total = {};
 #pragma unroll 1
       for (int at = idle ? now.end : now.begin; at < now.end; ++at, place.next()) {
-        if (!kSummed || !Ring::kSumsLast) ptx::wait_arrivals(ring.full(place.index), place.parity);
-        if (kSummed && !kLate) ptx::wait_arrivals(ring.summed(place.index), place.parity);
+        if (!kSums || !Ring::kSumsLast) ptx::wait_arrivals(ring.full(place.index), place.parity);
+        if (kSums && !kLate) ptx::wait_arrivals(ring.summed(place.index), place.parity);
         const uint32_t stage = ring.stage(place.index);
         // Why: where registers are scarce what can be found again is not kept.
         const uint32_t sums = ring.sums(place.index) + (kScarce ? ptx::thread_again() % 4 * (kSumBytes / 4) : own_sums);
