@@ -117,13 +117,13 @@ constexpr float memory_us(const Question& q) {
 }
 
 // What zeros and codebooks multiply work by. Zeros that are no whole numbers cost up to 16 tokens helping warps, and
-// others one more operation a value, which more tokens share. Measured at 8192 x 8192, uint4 beside int4: n32 18.8 and
-// 14.5 us, n64 23.5 and 19.6, n256 62 and 57. Values of a codebook are looked up: n8 17.6 us and int4 13.7 with groups
-// of 64, n64 27.8 and 22.4, n256 57.5 and 54.
+// zeros of fine groups what finds them, which more tokens share. Measured at 8192 x 8192 in groups of 32, uint4 beside
+// int4: n32 17.7 and 15.4 us, n64 21.1 and 18.7, n128 34.8 and 30.4, n256 58.2 and 54.5. Values of a codebook are
+// looked up: n8 17.6 us and int4 13.7 with groups of 64, n64 27.8 and 22.4, n256 57.5 and 54.
 constexpr float extra_work(const Question& q, int tokens) {
   const float zeros = q.zero_kind == ZeroKind::kNone ? 1.0f
                       : tokens <= 16                 ? (q.any_zeros() ? 1.2f : 1.05f)
-                      : q.any_zeros()                ? 1 + 10.0f / tokens
+                      : q.any_zeros()                ? 1.06f + 3.0f / tokens
                                                      : 1.0f;
   return zeros * (!q.codebook ? 1.0f : tokens < 256 ? 1.25f : 1.07f);
 }

@@ -9,8 +9,8 @@
 namespace lowbit {
 
 // Zeros of a weight: none, whole numbers, any. Whole ones cost nothing where values are made one by one: they are part
-// of the number that makes a value of a code's bits. Others are taken away, or added after the scale, one operation
-// more.
+// of the number that makes a value of a code's bits. What others are beside is added with the scale, as a minimum is,
+// or sums of x take it away.
 enum class ZeroForm { kNone, kWhole, kAny };
 
 // What a kernel is built for. Fine: groups of less than 128 k, or any.

@@ -148,7 +148,7 @@ void products(bool missing) {
   __syncthreads();
   if (warp == 0) {
     float sum[16] = {};
-    const uint32_t a[4] = {};
+    const uint32_t a[4][4] = {};
     ptx::wgmma<__half, 32>(sum, a, ptx::describe_tokens(0));
     ptx::commit_products();
     if (missing && own == 0) ptx::arrive(kBarrier);

@@ -31,6 +31,18 @@ __device__ __forceinline__ uint32_t both_halves(float value) {
   }
 }
 
+// Two numbers, the first in the low half.
+template <class Act>
+__device__ __forceinline__ uint32_t two_halves(float low, float high) {
+  if constexpr (std::is_same<Act, __half>::value) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
+}
+
 // What decoders of values, rather than codes, have in common: no offset left to take away.
 struct ValueDecoder {
   static constexpr bool kSubtractOffset = false;
@@ -121,6 +133,11 @@ struct ValuesOf : ValueDecoder {
   __device__ explicit ValuesOf(float offset) : addend(addend_of(offset)) {}
   // What takes an offset away: a whole number, 0.5 for codes of 1 bit that have no zeros.
   static __device__ __forceinline__ uint32_t addend_of(float offset) { return both_halves<Act>(offset * (-1 / kUnit)); }
+
+  // The same of two rows, a pair.
+  static __device__ __forceinline__ uint32_t addends_of(float first, float second) {
+    return two_halves<Act>(first * (-1 / kUnit), second * (-1 / kUnit));
+  }
 
   // 2^(15 - q), 2^(127 - q).
   static __host__ __device__ constexpr uint32_t factor(int q) {

@@ -71,7 +71,7 @@ __device__ __forceinline__ int group_bytes(const Problem& p) {
   }
 }
 
-// A ScaledDecoder's numbers for group `group` of a stage, of this lane's rows of a row tile. Codes of the stage begin
+// A ScaledDecoder's numbers for group `group` of a stage, of the rows of a lane of a row tile. Codes of the stage begin
 // at `codes`, then come scales [row tile][p.stage_groups][group_bytes], then zeros.
 template <class Stage, class Problem, class Decoder>
 __device__ __forceinline__ typename Decoder::Group load_group(const Problem& p, const Decoder& decoder, uint32_t codes,

@@ -1,7 +1,8 @@
 // Codes to scaled values as the A operand of a product: scale * (value - zero) or scale * value + zero, in x's type.
 //
-// A value is exact until its zero is taken away and its scale applied, each with one rounding: the error is that of a
-// weight expanded to x's type. Sums then need no scale of their own, however many tokens they hold.
+// The nearest whole zero is taken away from an integer exactly; its scale, and what the zero is more than whole, follow
+// with one rounding: the error is that of a weight expanded to x's type. Zeros of floats take one more. Sums then need
+// no scale of their own, however many tokens they hold.
 #pragma once
 #include <type_traits>
 
@@ -35,11 +36,11 @@ struct ExactDecoder<Int<Bits>, __half> {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       last.factor[h] = planes::halves((15u + kLift - code_bit(h)) << 10);  // 2^(lift - q)
-      last.addend[h] = addend(h, offset);
+      last.addend[h] = both_halves<__half>(addend(h, offset));
     }
   }
-  static __device__ __forceinline__ uint32_t addend(int h, float offset) {
-    return both_halves<__half>(-(1024.0f / (1 << code_bit(h)) + offset) * (1 << kLift));
+  static __device__ __forceinline__ float addend(int h, float offset) {
+    return -(1024.0f / (1 << code_bit(h)) + offset) * (1 << kLift);
   }
 
   static __device__ __forceinline__ void fragment(const Words& from, int f, const LastStep& last, uint32_t (&a)[4]) {
@@ -74,12 +75,10 @@ struct ExactDecoder<Int<Bits>, __nv_bfloat16> {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       last.factor[h] = planes::halves((254u - Codes::code_bit(h)) << 7);  // 2^(127 - q)
-      last.addend[h] = addend(h, offset);
+      last.addend[h] = both_halves<__nv_bfloat16>(addend(h, offset));
     }
   }
-  static __device__ __forceinline__ uint32_t addend(int /*h*/, float offset) {
-    return both_halves<__nv_bfloat16>(offset * (-1.0f / kFactor));
-  }
+  static __device__ __forceinline__ float addend(int /*h*/, float offset) { return offset * (-1.0f / kFactor); }
 
   static __device__ __forceinline__ void fragment(const Words& from, int f, const LastStep& last, uint32_t (&a)[4]) {
     Codes::fragment(from, f, a);
@@ -99,6 +98,7 @@ struct ExactDecoder<Float<Exponent, Mantissa>, Act> {
 
   __device__ explicit ExactDecoder(float /*offset*/)
       : last{{Base::kFactor, Base::kFactor}, {ptx::kMinusZeros, ptx::kMinusZeros}} {}
+  static __device__ __forceinline__ float addend(int /*h*/, float offset) { return -offset; }
 
   static __device__ __forceinline__ void fragment(const Words& from, int f, const LastStep& last, uint32_t (&a)[4]) {
     Base::bits(from, f, a);
@@ -115,10 +115,11 @@ struct ScaledDecoder {
   using Numbers = ExactDecoder<Weight, Act>;
   using Words = typename Numbers::Words;
 
-  // What one group of rows g and g + 8 needs: (number + before) * scale + after.
+  // What one group of rows g and g + 8 needs. Exact values: their last step. Others: their last step's addend where
+  // there are zeros, then number * scale + after, each as a pair of rows.
   struct Group {
     LastStep last;
-    uint32_t scale[2], before[2], after[2];
+    uint32_t scale, addend, after;
     float on_sums[2];
 
     // Where values are exact: those of a row half become 0 unless `keep`. Why no branch: after one the compiler no
@@ -128,8 +129,11 @@ struct ScaledDecoder {
     }
   };
 
-  static __device__ __forceinline__ void store_pair(uint32_t to, const uint32_t (&words)[2]) {
-    ptx::store_shared(to, {__uint_as_float(words[0]), __uint_as_float(words[1])});
+  // The nearest whole number of one below 2^22. Why not rintf: that is a conversion, which has a quarter of the rate of
+  // an addition.
+  static __device__ __forceinline__ float nearest(float number) {
+    constexpr float kOnes = 3 << 22;  // a float so large has no digits after the point
+    return number + kOnes - kOnes;
   }
 
   const Numbers numbers;
@@ -150,48 +154,62 @@ struct ScaledDecoder {
   __device__ __forceinline__ Group group(float2 scales, float2 zeros, bool is_min) const {
     const float scale[2] = {scales.x, scales.y}, zero[2] = {zeros.x, zeros.y};
     Group made{};
-    made.last = numbers.last;
+    float taken[2] = {}, after[2] = {};  // zeros, in codes; what is added to scaled values
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      made.on_sums[h] = scale[h];
-      made.scale[h] = both_halves<Act>(scale[h] * factor());
-      if constexpr (kWhole) made.last.addend[h] = Numbers::addend(h, base + zero[h] * per_step);
+      if constexpr (kWhole) taken[h] = zero[h] * per_step;
       if constexpr (kAny) {
-        made.before[h] = both_halves<Act>(is_min ? 0.0f : zero[h] * per_step * (-1.0f / Numbers::kFactor));
-        made.after[h] = both_halves<Act>(is_min ? zero[h] : 0.0f);
+        const float on_code = is_min ? 0.0f : zero[h] * per_step;
+        taken[h] = Weight::kFloat ? on_code : nearest(on_code);
+        after[h] = is_min ? zero[h] : (taken[h] - on_code) * step * scale[h];
       }
+    }
+    if constexpr (Exact) {
+      made.last = numbers.last;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        made.on_sums[h] = scale[h];
+        if constexpr (kWhole) made.last.addend[h] = both_halves<Act>(Numbers::addend(h, base + taken[h]));
+      }
+    } else {
+      made.scale = two_halves<Act>(scale[0] * factor(), scale[1] * factor());
+      if constexpr (kWhole || kAny)
+        made.addend = two_halves<Act>(Numbers::addend(0, base + taken[0]), Numbers::addend(1, base + taken[1]));
+      if constexpr (kAny) made.after = two_halves<Act>(after[0], after[1]);
     }
     return made;
   }
 
-  // What a group has of its own, where values are scaled, in shared memory for other lanes: 8 bytes, 24 with zeros,
-  // which are any.
-  static __device__ __forceinline__ void leave(const Group& group, uint32_t to) {
-    static_assert(!Exact && !kWhole);
-    store_pair(to, group.scale);
-    if constexpr (kAny) store_pair(to + 8, group.before), store_pair(to + 16, group.after);
-  }
-  __device__ __forceinline__ Group found(uint32_t from) const {
-    Group group{};
-    group.last = numbers.last;
-    ptx::load_shared(from, group.scale[0], group.scale[1]);
-    if constexpr (kAny) {
-      ptx::load_shared(from + 8, group.before[0], group.before[1]);
-      ptx::load_shared(from + 16, group.after[0], group.after[1]);
-    }
-    return group;
+  // What lane `from` has of its own for a group, where values are scaled. All lanes come here.
+  static __device__ __forceinline__ Group of_lane(const Group& group, int from) {
+    static_assert(!Exact);
+    Group found{};
+    found.scale = __shfl_sync(~0u, group.scale, from);
+    if constexpr (kWhole || kAny) found.addend = __shfl_sync(~0u, group.addend, from);
+    if constexpr (kAny) found.after = __shfl_sync(~0u, group.after, from);
+    return found;
   }
 
   __device__ __forceinline__ void fragment(const Words& from, int f, const Group& group, uint32_t (&a)[4]) const {
-    numbers.fragment(from, f, group.last, a);
+    if constexpr (Exact) {
+      numbers.fragment(from, f, group.last, a);
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const int h = r % 2;
-      if constexpr (Exact && Weight::kCodebook) a[r] = ptx::multiply<Act>(a[r], group.last.factor[h]);
-      if constexpr (kAny) {
-        a[r] = ptx::multiply_add<Act>(ptx::add<Act>(a[r], group.before[h]), group.scale[h], group.after[h]);
-      } else if constexpr (!Exact) {
-        a[r] = ptx::multiply<Act>(a[r], group.scale[h]);
+      for (int r = 0; r < 4; ++r)
+        if constexpr (Weight::kCodebook) a[r] = ptx::multiply<Act>(a[r], group.last.factor[r % 2]);
+    } else {
+      LastStep last = numbers.last;
+      if constexpr (kWhole || kAny)
+        last.addend[0] = ptx::twice<0>(group.addend), last.addend[1] = ptx::twice<1>(group.addend);
+      numbers.fragment(from, f, last, a);
+      const uint32_t scale[2] = {ptx::twice<0>(group.scale), ptx::twice<1>(group.scale)};
+      const uint32_t after[2] = {ptx::twice<0>(group.after), ptx::twice<1>(group.after)};
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        if constexpr (kAny) {
+          a[r] = ptx::multiply_add<Act>(a[r], scale[r % 2], after[r % 2]);
+        } else {
+          a[r] = ptx::multiply<Act>(a[r], scale[r % 2]);
+        }
       }
     }
   }

@@ -65,11 +65,14 @@ struct Worker {
   __device__ __forceinline__ void run_half(uint32_t stage, int half, Sums& sums) const {
     const uint32_t codes = stage + Stage::kX, x_at = stage + half * Stage::kXBox + own_x;
     Words words[kWarpTiles];
-    Group group[kWarpTiles];
+    // Of fine groups lane 8 f + g finds those of fragment f, rows g and g + 8. Why: lanes of four have the same two
+    // rows, and each would take 14 instructions for a group, 40 with zeros.
+    Group own[kWarpTiles];
+    const int group = Form::kFine ? (half * 4 + lane / 8) >> p.group_fragments : 0;
 #pragma unroll
     for (int t = 0; t < kWarpTiles; ++t) {
       load_half<Stage::kBits, Tile>(codes, pair * kWarpTiles + t, half, lane, words[t]);
-      if constexpr (!Form::kFine) group[t] = load_group<Stage>(p, decoder, codes, pair * kWarpTiles + t, 0, lane);
+      own[t] = load_group<Stage>(p, decoder, codes, pair * kWarpTiles + t, group, Form::kFine ? lane % 8 * 4 : lane);
     }
 #pragma unroll
     for (int f = 0; f < 4; ++f) {
@@ -78,10 +81,7 @@ struct Worker {
       uint32_t a[kWarpTiles][4];
 #pragma unroll
       for (int t = 0; t < kWarpTiles; ++t) {
-        if constexpr (Form::kFine)
-          group[t] =
-              load_group<Stage>(p, decoder, codes, pair * kWarpTiles + t, (half * 4 + f) >> p.group_fragments, lane);
-        decoder.fragment(words[t], f, group[t], a[t]);
+        decoder.fragment(words[t], f, Form::kFine ? Decoder::of_lane(own[t], f * 8 + lane / 4) : own[t], a[t]);
       }
 #pragma unroll
       for (int column = 0; column < kColumns; column += 2) {

@@ -170,10 +170,13 @@ struct Large {
         if constexpr (!Form::kFine) group = load_group<Stage>(p, decoder, codes, warp, 0, lane);
         if constexpr (kExact) units.move_on(group, ratio);
         const auto make_half = [&](int half) {
+          Group found;  // of fragment lane / 8 of the half: wide.cuh
+          if constexpr (Form::kFine)
+            found =
+                load_group<Stage>(p, decoder, codes, warp, (half * 4 + lane / 8) >> p.group_fragments, lane % 8 * 4);
 #pragma unroll
           for (int f = 0; f < 4; ++f) {
-            if constexpr (Form::kFine)
-              group = load_group<Stage>(p, decoder, codes, warp, (half * 4 + f) >> p.group_fragments, lane);
+            if constexpr (Form::kFine) group = Decoder::of_lane(found, f * 8 + lane / 4);
             decoder.fragment(words, half * 4 + f, group, a[half][f]);
           }
         };
@@ -181,9 +184,7 @@ struct Large {
           const uint64_t tokens = ptx::describe_tokens(base + own[half] * Map::kXBytes);
           with_columns<Tile>(p.tile_tokens, [&](auto columns) {
             ptx::begin_products();
-#pragma unroll
-            for (int f = 0; f < 4; ++f)
-              ptx::wgmma<Act, decltype(columns)::value>(sum, a[half][f], tokens + f * 32 / 16);
+            ptx::wgmma<Act, decltype(columns)::value>(sum, a[half], tokens);
             ptx::commit_products();
           });
           before[half] = own[half];

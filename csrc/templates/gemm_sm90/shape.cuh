@@ -92,10 +92,9 @@ struct Stage {
   // Of x, for zeros: narrow/x_sums.cuh.
   static constexpr int kSums = kZeros && !kWhole ? kSteps * Tile::kTokens * 4 * (kFine ? 8 : 1) : 0;
   static constexpr int kTable = Weight::kCodebook ? kTableBytes : 0;
-  // What warps make of scales and zeros: narrow/groups.cuh, wide.cuh. Why only of fine groups: of others a lane finds
-  // them sooner.
-  static constexpr int kGroupBytes = !kZeros ? 8 : kNarrow ? 16 : 24;
-  static constexpr int kGroups = kFine && !Tile::kLarge ? Tile::kRowTiles * (kNarrow ? 32 : 64) * kGroupBytes : 0;
+  // What warps make of scales and zeros, up to 16 tokens: narrow/groups.cuh. Why only of fine groups: of others a lane
+  // finds them sooner.
+  static constexpr int kGroups = kFine && kNarrow ? Tile::kRowTiles * 32 * (kZeros ? 16 : 8) : 0;
   static constexpr int kWeights = (kCodes + kScales * (kZeros ? 2 : 1) + 1023) / 1024 * 1024;
   static constexpr int kXAt = kNarrow ? kWeights : 0, kCodesAt = kNarrow ? 0 : kX;
   static constexpr narrow::StageBytes kParts = {kXAt, kX, kSums, 1024};

@@ -59,33 +59,22 @@ struct Wide {
     return lowbit::load_group<Stage>(p, decoder, codes, warp, group, lane);
   }
 
-  // Where a warp leaves groups of a step, [fragment][g], each found once for the lanes of four that have its rows.
-  static constexpr int kFragmentGroups = 8 * Stage::kGroupBytes;
-  __device__ __forceinline__ uint32_t room() const { return base + Map::kGroups + warp * 8 * kFragmentGroups; }
-
-  // Lane 8 i + g finds those of fragments 2 i and 2 i + 1, rows g and g + 8. Why: a lane took 14 instructions for each
-  // fragment, 28 with zeros.
-  __device__ __forceinline__ void find_groups(uint32_t codes, int step) const {
-    const int f = lane / 8 * 2, first = step * 8 + f;
-    const uint32_t to = room() + f * kFragmentGroups + lane % 8 * Stage::kGroupBytes;
-    const auto find = [&](int fragment) {
+  // Groups of a step: lane 8 i + g finds those of fragments 2 i and 2 i + 1, rows g and g + 8. Why: lanes of four have
+  // the same two rows, and each would take 14 instructions for a group, 40 with zeros.
+  __device__ __forceinline__ void find_groups(uint32_t codes, int step, Group (&own)[2]) const {
+    const auto find = [&](int i) {
+      const int fragment = step * 8 + lane / 8 * 2 + i;
       return lowbit::load_group<Stage>(p, decoder, codes, warp, fragment >> p.group_fragments, lane % 8 * 4);
     };
-    Group group = find(first);
-    __syncwarp();  // those of the step before are no longer read
-    Decoder::leave(group, to);
-    if (p.group_fragments == 0) group = find(first + 1);
-    Decoder::leave(group, to + kFragmentGroups);
-    __syncwarp();
+    own[0] = own[1] = find(0);
+    if (p.group_fragments == 0) own[1] = find(1);
   }
 
   // Products of fragments of 64 k; they begin sums if `begin`.
   __device__ __forceinline__ void multiply(const uint32_t (&a)[4][4], uint64_t tokens, Sums& sum,
                                            bool begin = false) const {
     ptx::begin_products();
-#pragma unroll
-    for (int f = 0; f < 4; ++f)
-      ptx::wgmma<Act, Tile::kTokens>(sum, a[f], tokens + f * 32 / 16, begin && f == 0 ? 0 : 1);
+    ptx::wgmma<Act, Tile::kTokens>(sum, a, tokens, begin ? 0 : 1);
     ptx::commit_products();
   }
 
@@ -107,12 +96,12 @@ struct Wide {
         units.move_on(group, ratio);
         if constexpr (kPlaced) Decoder::leave_out(group, words);
       }
-      if constexpr (Form::kFine) find_groups(codes, step);
+      Group own[2];
+      if constexpr (Form::kFine) find_groups(codes, step, own);
       const auto make_half = [&](int half) {
 #pragma unroll
         for (int f = 0; f < 4; ++f) {
-          if constexpr (Form::kFine)
-            group = decoder.found(room() + (half * 4 + f) * kFragmentGroups + lane / 4 * Stage::kGroupBytes);
+          if constexpr (Form::kFine) group = Decoder::of_lane(own[f % 2], (half * 2 + f / 2) * 8 + lane / 4);
           decoder.fragment(words, half * 4 + f, group, a[half][f]);
         }
       };

@@ -28,7 +28,7 @@ struct Groups {
   // whole ones what the decoder adds.
   struct Group {
     float scale[2], on_x[2];
-    uint32_t addend[2];
+    uint32_t addends;  // a pair
   };
 
   // Of the rows whose scales and zeros, of these types, lie at `from`, for the lane `number`.
@@ -38,8 +38,8 @@ struct Groups {
     Group found{{scales.x, scales.y}, {}, {}};
     if constexpr (Stage::kWhole) {
       const float2 zeros = load_pair<Stage>(types, from + Stage::kScales, number);
-      found.addend[0] = Decoder::addend_of(fmaf(zeros.x, p.zero_on_code, p.zero_base));
-      found.addend[1] = Decoder::addend_of(fmaf(zeros.y, p.zero_on_code, p.zero_base));
+      found.addends =
+          Decoder::addends_of(fmaf(zeros.x, p.zero_on_code, p.zero_base), fmaf(zeros.y, p.zero_on_code, p.zero_base));
     } else if constexpr (Stage::kZeros) {
       const float2 zeros = load_pair<Stage>(types, from + Stage::kScales, number);
       const float base = Decoder::kSubtractOffset ? p.zero_base : 0.0f;
@@ -80,8 +80,7 @@ struct Groups {
       const Group found = find(p, types, from, 0);
       __syncwarp();
       if constexpr (Stage::kWhole) {
-        ptx::store_shared(
-            to, {found.scale[0], found.scale[1], __uint_as_float(found.addend[0]), __uint_as_float(found.addend[1])});
+        ptx::store_shared(to, {found.scale[0], found.scale[1], __uint_as_float(found.addends), 0.0f});
       } else if constexpr (Stage::kZeros) {
         ptx::store_shared(to, {found.scale[0], found.scale[1], found.on_x[0], found.on_x[1]});
       } else {
@@ -110,10 +109,10 @@ struct Groups {
       float all[4];
       ptx::load_shared(from, all);
       loaded.scale[0] = all[0], loaded.scale[1] = all[1];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        if (Stage::kWhole) loaded.addend[h] = __float_as_uint(all[2 + h]);
-        if (!Stage::kWhole) loaded.on_x[h] = all[2 + h];
+      if constexpr (Stage::kWhole) {
+        loaded.addends = __float_as_uint(all[2]);
+      } else {
+        loaded.on_x[0] = all[2], loaded.on_x[1] = all[3];
       }
     } else {
       ptx::load_shared(from, loaded.scale);

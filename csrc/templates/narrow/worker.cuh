@@ -126,7 +126,7 @@ struct Worker {
 
   __device__ __forceinline__ void fragment(const Words& words, int f, const Group& group, uint32_t (&a)[4]) const {
     if constexpr (kWhole) {
-      decoder.fragment(words, f, group.addend, a);
+      decoder.fragment(words, f, {ptx::twice<0>(group.addends), ptx::twice<1>(group.addends)}, a);
     } else {
       decoder.fragment(words, f, a);
     }

@@ -45,6 +45,19 @@ __device__ __forceinline__ uint32_t pick_bytes(uint32_t low, uint32_t high, uint
   return made;
 }
 
+// Half `Half` of a pair twice. Why in asm: what multiplies it then chooses the half itself, and this is no instruction;
+// of a permutation of bytes it would be one.
+template <int Half>
+__device__ __forceinline__ uint32_t twice(uint32_t pair) {
+  static_assert(Half == 0 || Half == 1);
+  if constexpr (Half == 0) {
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %0;\nmov.b32 %0, {low, low};\n}\n" : "+r"(pair));
+  } else {
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %0;\nmov.b32 %0, {high, high};\n}\n" : "+r"(pair));
+  }
+  return pair;
+}
+
 constexpr uint32_t kMinusZeros = 0x80008000u;  // plus these is nothing
 
 // a * b + c, rounded once.
@@ -58,7 +71,7 @@ __device__ __forceinline__ uint32_t multiply_add(uint32_t a, uint32_t b, uint32_
   return a;
 }
 
-// Why not mul and add of bf16x2: 8.x has fused multiply-add alone. -0 and 1 change nothing.
+// Why not mul of bf16x2: 8.x has fused multiply-add alone. -0 changes nothing.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr bool kFusedOnly = true;
 #else
@@ -73,18 +86,6 @@ __device__ __forceinline__ uint32_t multiply(uint32_t a, uint32_t b) {
     a = multiply_add<Act>(a, b, kMinusZeros);
   } else {
     asm("mul.rn.bf16x2 %0, %0, %1;\n" : "+r"(a) : "r"(b));
-  }
-  return a;
-}
-
-template <class Act>
-__device__ __forceinline__ uint32_t add(uint32_t a, uint32_t b) {
-  if constexpr (std::is_same<Act, __half>::value) {
-    asm("add.rn.f16x2 %0, %0, %1;\n" : "+r"(a) : "r"(b));
-  } else if constexpr (kFusedOnly) {
-    a = multiply_add<Act>(a, 0x3F803F80u, b);
-  } else {
-    asm("add.rn.bf16x2 %0, %0, %1;\n" : "+r"(a) : "r"(b));
   }
   return a;
 }

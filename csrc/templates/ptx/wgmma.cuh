@@ -1,4 +1,5 @@
-// wgmma: 64 rows of the weight in the registers of a warpgroup x tokens in shared memory, over 16 k (sm_90a alone).
+// wgmma: 64 rows of the weight in the registers of a warpgroup x tokens in shared memory, over 64 k, four instructions
+// (sm_90a alone).
 #pragma once
 #include <cstdint>
 
@@ -45,10 +46,10 @@ __device__ __forceinline__ uint64_t describe_tokens(uint32_t address) {
   return static_cast<uint64_t>(address >> 4) | uint64_t{1} << 16 | kEightTokens << 32 | kSwizzle128 << 62;
 }
 
-// sum[4j + 2h + i] += row g + 8h of the warp's 16 x token 8j + 2t + i, for lane 4g + t; a as in mma. add: or = instead.
-// Sums beyond those of Tokens stay.
+// sum[4j + 2h + i] += row g + 8h of the warp's 16 x token 8j + 2t + i, for lane 4g + t, over 64 k; a[f]: of 16 k as in
+// mma. add: or = instead. Sums beyond those of Tokens stay.
 template <class Act, int Tokens, int Count>
-__device__ __forceinline__ void wgmma(float (&sum)[Count], const uint32_t (&a)[4], uint64_t tokens, int add = 1) {
+__device__ __forceinline__ void wgmma(float (&sum)[Count], const uint32_t (&a)[4][4], uint64_t tokens, int add = 1) {
   static_assert(Tokens <= 2 * Count);
   Product<Act, Tokens>::run(sum, a, tokens, add);
 }

@@ -15,6 +15,11 @@ inline uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t which) {
   return made;
 }
 
+template <int Half>
+uint32_t twice(uint32_t pair) {
+  return (pair >> 16 * Half & 0xFFFF) * 0x10001;
+}
+
 constexpr uint32_t kMinusZeros = 0x80008000u;
 
 // of(number of a, of b, of c) of each half, rounded once: doubles hold all digits of products and sums of such numbers.
@@ -36,9 +41,4 @@ template <class Act>
 uint32_t multiply(uint32_t a, uint32_t b) {
   return each_half<Act>(a, b, 0, [](double one, double two, double) { return one * two; });
 }
-template <class Act>
-uint32_t add(uint32_t a, uint32_t b) {
-  return each_half<Act>(a, b, 0, [](double one, double two, double) { return one + two; });
-}
-
 }  // namespace lowbit::ptx

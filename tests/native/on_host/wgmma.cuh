@@ -103,17 +103,19 @@ inline void begin_products() { emulated::races.end_reads(emulated::current); }
 inline void commit_products() { emulated::end_group(); }
 
 template <class Act, int Tokens, int Count>
-void wgmma(float (&sum)[Count], const uint32_t (&a)[4], uint64_t tokens, int add = 1) {
-  const uint32_t address = static_cast<uint32_t>(tokens) << 4;
-  const auto multiply = [to = &sum[0], from = &a[0], address, add] {
-    emulated::add_product<Act>(to, from, address, Tokens, add);
-  };
-  emulated::read_tokens(address, Tokens);
-  if (!emulated::late) multiply();
-  emulated::own_products().groups.back().push_back([=](bool late) {
-    if (late) multiply();
-    emulated::read_tokens(address, Tokens);  // x is read until now
-  });
+void wgmma(float (&sum)[Count], const uint32_t (&a)[4][4], uint64_t tokens, int add = 1) {
+  for (int f = 0; f < 4; ++f) {
+    const uint32_t address = (static_cast<uint32_t>(tokens) << 4) + f * 32;
+    const auto multiply = [to = &sum[0], from = &a[f][0], address, add = add || f > 0] {
+      emulated::add_product<Act>(to, from, address, Tokens, add);
+    };
+    emulated::read_tokens(address, Tokens);
+    if (!emulated::late) multiply();
+    emulated::own_products().groups.back().push_back([=](bool late) {
+      if (late) multiply();
+      emulated::read_tokens(address, Tokens);  // x is read until now
+    });
+  }
 }
 
 template <int Pending>
