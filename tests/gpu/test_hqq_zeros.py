@@ -50,13 +50,13 @@ def test_every_kernel_reads_the_fraction(row):
 @pytest.mark.parametrize("act", HALVES, ids=str)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_error_is_what_the_readme_promises(dtype, act, record_property):
-    """On Hopper up to 4 rows differences are exact, from 17 on rounded: independent errors, twice the bound at most."""
+    """On Hopper up to 4 rows values are exact, from 17 on rounded once: a fifth over the bound at most."""
     weight, worst = weight_of(dtype, 128, "float16"), 0.0
     for m in (1, 4, 17, 64, 256, 1024):
         x = oracle.normal(m, SHAPE[1], dtype=act)
         exact = oracle.product(x, weight)[0]
         error = ((lowbit.matmul(x, weight.pw).double() - exact).norm() / exact.norm()).item()
-        allowed = TOLERANCE[str(act).removeprefix("torch.")] * (1 if m <= 4 else 2)
+        allowed = TOLERANCE[str(act).removeprefix("torch.")] * (1 if m <= 4 else 1.2)
         assert error <= allowed, f"M={m}, {weight.pw}: {error:.2e}"
         worst = max(worst, error)
     record_property("worst relative error", worst)

@@ -102,6 +102,7 @@ struct Product {
   const Case c;
   const layout::Packed packed;
   const int groups, stride, y_stride;
+  const bool fractions;  // whether zeros have some: where differences have no more digits than x's type
   Tensor<uint8_t> codes;
   Tensor<uint16_t> scales, zeros, x;  // scales and zeros of fp32: two items
   std::vector<double> weight, plain_x;
@@ -116,6 +117,7 @@ struct Product {
         groups(c.group < 0 ? 1 : (c.k + c.group - 1) / c.group),
         stride((c.k + 7) / 8 * 8 + 8),
         y_stride(c.n + (c.n % 8 ? 3 : 8)),  // rows of y lie at multiples of 16 bytes, or at none
+        fractions(c.kind == ZeroKind::kZero && c.m % 4 == 0 && (std::is_same<Act, __half>::value || kBits <= 5)),
         codes(packed.nbytes()),
         scales(size_t((c.n + 15) / 16) * groups * (c.scales == kFp32 ? 32 : 16)),
         zeros(scales.raw.size()),
@@ -158,7 +160,8 @@ struct Product {
         const size_t at = (size_t(row / 16) * groups + group++) * 16 + layout::group_place(Layout::kNvidia, row % 16);
         const float drawn = static_cast<float>(1 << chance() % 3) / 8 * (chance() % 2 ? 1 : -1);
         scale = put(scales, at, drawn);
-        zero = put(zeros, at, c.kind == ZeroKind::kNone ? 0.0f : static_cast<float>(chance() % 5));
+        const float quarters = static_cast<float>(fractions ? chance() % 17 : chance() % 5 * 4);
+        zero = put(zeros, at, c.kind == ZeroKind::kNone ? 0.0f : quarters / 4);
       }
       const int code = chance() & ((1 << kBits) - 1);
       const double value = Values<Type>::of(code);
@@ -180,7 +183,7 @@ struct Product {
     args.w = {codes.data, scales.data, c.kind != ZeroKind::kNone ? zeros.data : nullptr, c.n, c.k, c.group, {}, c.kind};
     args.w.scale_type = c.scales;
     args.w.codebook = book.empty() ? nullptr : book.data();
-    args.w.whole_zeros = c.kind == ZeroKind::kZero && !factored;
+    args.w.whole_zeros = c.kind == ZeroKind::kZero && !factored && !fractions;
     args.w.row_scales = factored ? factors.data() : nullptr;
     args.x = {x.data, c.m, stride, FloatType::kFloat16};
     args.y = {y.data(), y_stride, bias.data(), FloatType::kFloat32};
