@@ -4,10 +4,9 @@
 // For families whose workers are dealt tasks (deal.cuh). Problem: sizes n and m; deal, row_blocks, token_tiles,
 // tile_tokens; parts, factor; and what epilogue.cuh needs. Tile: kColumns, kRowTiles, kCluster.
 #pragma once
-#include <type_traits>
-
 #include "deal.cuh"
 #include "epilogue.cuh"
+#include "halves.cuh"
 #include "ptx/async.cuh"
 #include "ptx/mma.cuh"
 
@@ -30,17 +29,6 @@ __device__ __forceinline__ int blocks_of(const Problem& p) {
 // Blocks of `Threads` that add up a task.
 template <class Tile, int Threads>
 constexpr int kAddBlocks = kPart<Tile> / 4 / Threads;
-
-template <class Act>
-__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
-  if constexpr (std::is_same<Act, __half>::value) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(pair);
-  } else {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(pair);
-  }
-}
 
 // Where a warp stores y of its 16 rows from n on, and what sums of them still need. Why apart from the store: all of it
 // can be found while others are waited for.

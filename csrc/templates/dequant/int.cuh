@@ -11,6 +11,7 @@
 
 #include <type_traits>
 
+#include "../halves.cuh"
 #include "../types.cuh"
 #include "planes.cuh"
 
@@ -18,30 +19,6 @@ namespace lowbit {
 
 template <class Weight, class Act>
 struct Decoder;
-
-// Both halves the same number.
-template <class Act>
-__device__ __forceinline__ uint32_t both_halves(float value) {
-  if constexpr (std::is_same<Act, __half>::value) {
-    const __half2 pair = __float2half2_rn(value);
-    return reinterpret_cast<const uint32_t&>(pair);
-  } else {
-    const __nv_bfloat162 pair = __float2bfloat162_rn(value);
-    return reinterpret_cast<const uint32_t&>(pair);
-  }
-}
-
-// Two numbers, the first in the low half.
-template <class Act>
-__device__ __forceinline__ uint32_t two_halves(float low, float high) {
-  if constexpr (std::is_same<Act, __half>::value) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(pair);
-  } else {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(pair);
-  }
-}
 
 // What decoders of values, rather than codes, have in common: no offset left to take away.
 struct ValueDecoder {
@@ -136,7 +113,7 @@ struct ValuesOf : ValueDecoder {
 
   // The same of two rows, a pair.
   static __device__ __forceinline__ uint32_t addends_of(float first, float second) {
-    return two_halves<Act>(first * (-1 / kUnit), second * (-1 / kUnit));
+    return pack_pair<Act>(first * (-1 / kUnit), second * (-1 / kUnit));
   }
 
   // 2^(15 - q), 2^(127 - q).

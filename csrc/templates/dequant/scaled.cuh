@@ -172,10 +172,10 @@ struct ScaledDecoder {
         if constexpr (kWhole) made.last.addend[h] = both_halves<Act>(Numbers::addend(h, base + taken[h]));
       }
     } else {
-      made.scale = two_halves<Act>(scale[0] * factor(), scale[1] * factor());
+      made.scale = pack_pair<Act>(scale[0] * factor(), scale[1] * factor());
       if constexpr (kWhole || kAny)
-        made.addend = two_halves<Act>(Numbers::addend(0, base + taken[0]), Numbers::addend(1, base + taken[1]));
-      if constexpr (kAny) made.after = two_halves<Act>(after[0], after[1]);
+        made.addend = pack_pair<Act>(Numbers::addend(0, base + taken[0]), Numbers::addend(1, base + taken[1]));
+      if constexpr (kAny) made.after = pack_pair<Act>(after[0], after[1]);
     }
     return made;
   }
