@@ -129,8 +129,8 @@ struct ScaledDecoder {
     }
   };
 
-  // The nearest whole number of one below 2^22. Why not rintf: that is a conversion, which has a quarter of the rate of
-  // an addition.
+  // The nearest whole number of one below 2^22. Why not rintf: these are two additions, and that is a conversion, for
+  // which there are fewer units.
   static __device__ __forceinline__ float nearest(float number) {
     constexpr float kOnes = 3 << 22;  // a float so large has no digits after the point
     return number + kOnes - kOnes;

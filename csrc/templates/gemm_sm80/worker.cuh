@@ -65,14 +65,13 @@ struct Worker {
   __device__ __forceinline__ void run_half(uint32_t stage, int half, Sums& sums) const {
     const uint32_t codes = stage + Stage::kX, x_at = stage + half * Stage::kXBox + own_x;
     Words words[kWarpTiles];
-    // Of fine groups lane 8 f + g finds those of fragment f, rows g and g + 8. Why: lanes of four have the same two
-    // rows, and each would take 14 instructions for a group, 40 with zeros.
-    Group own[kWarpTiles];
+    Group own[kWarpTiles];  // of fine groups that of fragment lane / 8
     const int group = Form::kFine ? (half * 4 + lane / 8) >> p.group_fragments : 0;
 #pragma unroll
     for (int t = 0; t < kWarpTiles; ++t) {
       load_half<Stage::kBits, Tile>(codes, pair * kWarpTiles + t, half, lane, words[t]);
-      own[t] = load_group<Stage>(p, decoder, codes, pair * kWarpTiles + t, group, Form::kFine ? lane % 8 * 4 : lane);
+      own[t] = Form::kFine ? load_own_group<Stage>(p, decoder, codes, pair * kWarpTiles + t, group, lane)
+                           : load_group<Stage>(p, decoder, codes, pair * kWarpTiles + t, group, lane);
     }
 #pragma unroll
     for (int f = 0; f < 4; ++f) {

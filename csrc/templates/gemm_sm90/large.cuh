@@ -170,10 +170,11 @@ struct Large {
         if constexpr (!Form::kFine) group = load_group<Stage>(p, decoder, codes, warp, 0, lane);
         if constexpr (kExact) units.move_on(group, ratio);
         const auto make_half = [&](int half) {
-          Group found;  // of fragment lane / 8 of the half: wide.cuh
-          if constexpr (Form::kFine)
-            found =
-                load_group<Stage>(p, decoder, codes, warp, (half * 4 + lane / 8) >> p.group_fragments, lane % 8 * 4);
+          Group found;  // of fragment lane / 8 of the half
+          if constexpr (Form::kFine) {
+            const int group = (half * 4 + lane / 8) >> p.group_fragments;
+            found = load_own_group<Stage>(p, decoder, codes, warp, group, lane);
+          }
 #pragma unroll
           for (int f = 0; f < 4; ++f) {
             if constexpr (Form::kFine) group = Decoder::of_lane(found, f * 8 + lane / 4);

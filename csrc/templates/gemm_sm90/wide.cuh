@@ -59,12 +59,11 @@ struct Wide {
     return lowbit::load_group<Stage>(p, decoder, codes, warp, group, lane);
   }
 
-  // Groups of a step: lane 8 i + g finds those of fragments 2 i and 2 i + 1, rows g and g + 8. Why: lanes of four have
-  // the same two rows, and each would take 14 instructions for a group, 40 with zeros.
+  // Groups of a step: lane 8 i + g finds those of fragments 2 i and 2 i + 1.
   __device__ __forceinline__ void find_groups(uint32_t codes, int step, Group (&own)[2]) const {
     const auto find = [&](int i) {
-      const int fragment = step * 8 + lane / 8 * 2 + i;
-      return lowbit::load_group<Stage>(p, decoder, codes, warp, fragment >> p.group_fragments, lane % 8 * 4);
+      const int group = (step * 8 + lane / 8 * 2 + i) >> p.group_fragments;
+      return load_own_group<Stage>(p, decoder, codes, warp, group, lane);
     };
     own[0] = own[1] = find(0);
     if (p.group_fragments == 0) own[1] = find(1);
