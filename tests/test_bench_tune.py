@@ -55,7 +55,7 @@ def test_a_run_records_times_and_ships_what_gains(monkeypatch, tmp_path):
     rows, tuning, ship = [], [], {}
     bench_tune.one(args, "int4", "float16", 512, 1024, rows, tuning, ship)
     assert [(row["m"], row["plan"]) for row in rows] == [
-        (1, "w4a16_decode_n1"), (40, "w4a16_gemm_sm90_n48"), (64, "w4a16_gemm_sm90_n48"),
+        (1, "w4a16_decode_n4"), (40, "w4a16_gemm_sm90_n48"), (64, "w4a16_gemm_sm90_n48"),
     ]  # fmt: skip
     assert [row["tuned"] for row in rows[1:]] == ["w4a16_gemm_sm90_n64"] * 2 and rows[1]["default"] == rows[1]["plan"]
     assert rows[1]["us"]["w4a16_gemm_sm90_n64"] == 1 and len(rows[1]["us"]) > 4

@@ -187,30 +187,42 @@ constexpr bool takes_half(const Question& q) {
   return split_of({(q.n + 15) / 16, (q.k + 127) / 128, 8, q.bits, 8, q.clusters, ~0u}).row_tiles > 0;
 }
 
-// Whether n8 takes an integer product of up to 4 rows that decode holds: 4 bits by halves of a multiprocessor, and
-// where K is so long that decode has clusters (has_many_steps of decode/spread.cuh: 72 steps), those whose row tiles
-// clusters share unevenly: of 256, those of 4 and 8 blocks have 2.1 for each of their row groups, so 4; or few of them.
-// Measured on an H200, us, n4 and n8 at 4 rows: 4096 x 4096 W4 4.2 and 3.9; 8192 x 8192 W4 10.7 and 10.1, W1 6.9
-// and 7.2 (nvidia-h200/matmul_20261126_tiles_with_66.json); 4096 x 14336 W1 7.3 and 6.7, W3 9.7 and 8.9, but 3584 x
-// 14336 W2 6.8 and 7.2, 5120 x 17408 W2 10.6 and 12.6. Of 176 products of 3 and 4 rows and 9728 k and more 0.15% is
-// lost to the faster of both, 4% at worst (nvidia-h200/clusters_20261126.json).
+// Whether n8 takes an integer product of up to 4 rows that decode holds: 4 bits by halves of a multiprocessor where row
+// tiles do not fill the device evenly, few row tiles of few bits, and where K is so long that clusters of 4 and 8
+// blocks share row tiles unevenly (72 steps): of 256, those have 2.1 for each of their row groups, so 4; or few of
+// them. Measured on an H200, us, n4 and n8 at 4 rows: 4608 x 3584 W4 4.7 and 4.4, 8192 x 8192 W4 10.3 and 10.0, but
+// 4096 x 4096 4.1 and 4.4, 4096 x 2048 2.7 and 3.2; 1024 x 3072 W1 3.2 and 2.5, W2 2.9 and 2.5; 4096 x 14336 W1 7.3
+// and 6.7, but 5120 x 17408 W2 10.6 and 12.6. With what follows, of 832 products of 1 to 4 rows, 26 shapes, the tile
+// that is chosen is 1.1% slower than the fastest on average, 22% at worst
+// (nvidia-h200/matmul_20261127_small_layers_tiles.json).
 constexpr bool prefers_n8(const Question& q) {
-  const int64_t steps = (q.k + 127) / 128;
+  const int64_t steps = (q.k + 127) / 128, size = q.n * q.k;
+  const bool even = q.n == 4096 || q.n > 8192 || (q.k <= 2048 && q.n > 1024);
   const bool by_half = q.bits == 4 && takes_half(q);
   const bool uneven = q.n % 4096 == 0 ? q.n < 8192 || (q.n == 8192 && q.bits >= 3) : q.n < 3072 && q.bits <= 5;
   if (q.m <= 2) return q.m == 2 && by_half && steps >= 100 && uneven;
-  return steps < 72 ? by_half : uneven;
+  const bool few = q.bits == 1 ? size < 16'000'000 : q.bits <= 3 && q.n < 3072;
+  return steps < 72 ? (by_half && !even) || few : uneven;
+}
+
+// Small weights. Why n4 for one and two rows: its end takes the least, and slices of few steps, of which n1 multiplies
+// four at a time, are not rounded up. Measured on an H200, us, n1, n2 and n4 with one row: 2048 x 2048 W4 2.9, 2.6 and
+// 2.3, W6 3.5, 2.8 and 2.5, 4096 x 2048 W3 3.2, 2.7 and 2.7, but W8 3.1, 3.1 and 4.0, and W1 2.7, 2.8 and 2.9.
+constexpr bool small_for_n4(const Question& q) {
+  const int64_t size = q.n * q.k;
+  if (q.bits == 1 || q.m > 2) return false;
+  return size <= 5'000'000 ? q.bits < 8 || q.m == 1 : size <= 9'000'000 && q.bits <= 6 && (q.m == 1 || q.is_float);
 }
 
 // The same for floats, us, decode and n8. With 8 bits few row tiles that have many k: all of x is in shared memory, and
 // k is split too little to fill the device; 4096 x 4096 7.4 and 5.6, 8192 x 8192 19.1 and 19.1. Those of 3 and 4 bits
-// are bytes that are looked up: 8192 x 8192 float3 at one row 10.1 and 10.9, at four 11.7 and 10.9, float4 12.2
-// and 11.0, but 4096 x 4096 4.4 and 4.8, 57344 x 8192 60.4 and 67.8, 4608 x 3584 6.4 and 5.4. By this 0.5% is lost on
-// average to the faster of both, 6% at worst (nvidia-h200/matmul_20261125_looked_up.json: ten shapes, 1, 2 and 4 rows).
+// are bytes that are looked up: float3 at four rows 7168 x 5120 8.4 and 7.5, but 12288 x 2048 5.5 and 6.7; float4
+// 8192 x 8192 12.2 and 11.0, but 4096 x 4096 4.4 and 4.8, 57344 x 8192 60.4 and 67.8, 4096 x 2048 3.0 and 3.5.
 constexpr bool floats_prefer_n8(const Question& q) {
   if (q.bits == 8) return takes_half(q) || (q.n <= 5120 && q.k >= 24 * 1024);
-  if (q.bits == 3) return q.m > 2 && q.n < 24 * 1024;
-  return q.n < 32 * 1024 && (q.m > 2 || q.k % 4096 || q.n * q.k > 4096 * 4096);
+  if (q.bits == 3) return q.m > 2 && q.n <= 8192;
+  if (q.n >= 4096 && q.n * q.k <= 9'000'000) return false;
+  return q.n < 32 * 1024 && (q.m > 2 || q.k % 4096 || q.n < 2048 || q.n * q.k > 4096 * 4096);
 }
 
 // The same with groups of 32 and 64 and one row, us, n1 and n8: 8192 x 8192 groups of 32 12.9 and 12.9, of 64 13.0 and
@@ -230,6 +242,11 @@ constexpr float decode_rank(int tokens, const Question& q) {
   const float rank = 0.01f * static_cast<float>(tokens), last = kLast + rank * 1e5f;
   if (q.fine()) return q.is_float && fine_floats_prefer_n8(q) ? last : rank;
   if (q.is_float ? floats_prefer_n8(q) : prefers_n8(q)) return last;
+  if (tokens == 4 && small_for_n4(q)) return 0.0f;
+  // 40 and 20 steps: slices of five, or three, of which n1 multiplies eight, or four. n1 and n2, us: 5120 x 5120 W6 7.6
+  // and 7.1, 6144 x 2560 W4 4.4 and 4.0, but W8 5.4 and 5.6.
+  const bool empty = q.bits > 1 && q.n < 40 * 1024 && (q.k == 5120 || (q.k == 2560 && q.bits > 2 && q.bits < 8));
+  if (tokens == 2 && q.m == 1 && empty) return 0.005f;
   if (q.k % 8192 == 0) return rank;
   // Few row tiles that have many k: n4 holds x of two rows in half of a multiprocessor, n2 in all of it. n2 and n4, us:
   // 4096 x 12288 W2 7.0 and 6.3, 4096 x 14336 W2 7.9 and 6.9. Some widths gain by n4's splits: 5120 x 17408, one row,

@@ -51,9 +51,11 @@ inline cudaError_t prepare(const Kernel& kernel, Launch& launch) {
 // cudaErrorInvalidValue when its blocks can't hold x.
 inline int launch_spread(const Kernel& kernel, const Spread& found, const Launch& launch) {
   if (!found.bytes) return cudaErrorInvalidValue;
+  Problem p = found.p;
+  const int blocks = launched_blocks(kernel.traits, p, launch);
   // Why all shared memory: two blocks of one launch on a multiprocessor would leave another one idle.
-  return start(kernel.function, found.p, found.p.grid, 32 * kernel.traits.warps, kernel.traits.shared_bytes,
-               1 << found.p.cluster_shift, launch);
+  return start(kernel.function, p, blocks, 32 * kernel.traits.warps, kernel.traits.shared_bytes, 1 << p.cluster_shift,
+               launch);
 }
 
 template <class Weight, class Act, class Tile, class Form>
@@ -63,42 +65,16 @@ inline int launch_kernel(const Problem& p, Launch launch) {
   return launch_spread(kernel, spread(kernel.traits, p, launch), launch);
 }
 
-// Whether a product rather takes whole multiprocessors: the larger blocks gain more than it costs that the next launch
-// can't start early. Measured on an H200, one row, the best of half and of all, us: 28672 x 4096 W2 (28 MB) 10.4 and
-// 10.7; 8192 x 8192 W3 (24) 8.2 and 8.3, W4 (32) 10.2 and 9.9; 8192 x 3584 W4 (14) 5.4 and 5.7; 4096 x 4096 W6 (12)
-// 4.9 and 5.0, W8 (16) 5.6 and 5.4; 6144 x 4096 W5 (15) 6.0 and 6.1; 4608 x 3584 W7 (13) 6.2 and 6.1; 55296 x 5120 W1
-// (33) 16.8 and 18.0, with two rows 20.6 and 19.3; four rows, 4096 x 4096 W7 (14) 5.8 and 6.0, 4608 x 3584 W8 (15) 6.4
-// and 5.7.
-inline bool prefers_whole(const Problem& p, int bits) {
-  const bool few = p.m <= 2;
-  const int64_t most = bits == 5               ? 15
-                       : bits > 5              ? (few ? 12 : 14)
-                       : bits == 4 || !few     ? 19
-                       : bits == 1 && p.m == 1 ? 40
-                                               : 28;
-  return megabytes(p, bits) > most;
-}
-
-// The problem as it is spread over blocks of one of two kinds, half and whole: the one that it prefers, if that holds
-// it. With up to 3 bits, where that would be clusters of 4 or 8 blocks, the cheaper one: prices are in other units, so
-// that of whole ones counts kWholeRate, and kWholeStart more, since their next launch can't begin early. Fitted as
-// costs are (spread.cuh).
-constexpr float kWholeRate = 0.62f, kWholeStart = 11.4f;
+// The problem as it is spread over blocks of one of two kinds, half and whole: the cheaper one. Whole ones gain by
+// twice as many warps what it costs them that the next launch can't start early.
 struct Found {
   bool whole;
   Spread spread;
 };
 inline Found spread_either(const Traits& half, const Traits& whole, const Problem& p, const Launch& launch) {
-  const auto by = [&](bool is_whole) { return spread(is_whole ? whole : half, p, launch); };
-  Found found{prefers_whole(p, half.bits)};
-  found.spread = by(found.whole);
-  const bool by_price = half.bits <= 3 && found.spread.p.cluster_shift > 1;
-  if (found.spread.bytes && !by_price) return found;
-  const Spread second = by(!found.whole);
-  if (!second.bytes) return found;
-  const float mine = found.spread.price, its = second.price;
-  const bool cheaper = found.whole ? its < kWholeRate * mine + kWholeStart : kWholeRate * its + kWholeStart < mine;
-  return found.spread.bytes && !cheaper ? found : Found{!found.whole, second};
+  const Spread by_half = spread(half, p, launch), by_whole = spread(whole, p, launch);
+  const bool is_whole = !by_half.bytes || (by_whole.bytes && by_whole.price < by_half.price);
+  return {is_whole, is_whole ? by_whole : by_half};
 }
 
 template <class Weight, class Act, class Tile, class Form>

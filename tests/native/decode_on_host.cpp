@@ -20,7 +20,7 @@ void run_one(const Case& c, const Split& split) {
   constexpr Affine kAffine = Values<Weight>::kAffine;
   Product<Weight, Act> product(c);
   Launch launch = product.launch();
-  launch.forced = split, launch.overlap = split.blocks > 1;
+  launch.forced = split, launch.overlap = split.parts > 0;
   const std::string shared = " " + std::to_string(split.row_tiles) + " x " + std::to_string(split.parts) + " x " +
                              std::to_string(split.blocks);
   for (const bool late : {false, true}) {
@@ -87,6 +87,10 @@ int main() {
   run_one<Int<7>, __nv_bfloat16, 4, false>({90, 1000, 3, -1, kMin, kBf16, 4, 90}, {2, 4, 2, 8, 8, 8});
   run_one<Float<2, 1>, __half, 2, true>({400, 1300, 2, 128, kNone, kFp16, 2, 90}, {8, 2, 2, 2, 16, 1});
   run_one<Int<6>, __half, 1, false>({520, 640, 1, 128, kZero, kFp16, 3, 90}, {8, 1, 1, 1, 8, 6});
+  // Fewer row groups than blocks run at once: those that are left repeat what others do.
+  run_one<Int<4>, __half, 1, false>({90, 1300, 1, 128, kNone, kFp16, 7, 90}, {4, 2, 1, 4, 8, 4});
+  run_one<Int<3>, __half, 2, false>({40, 1303, 2, 128, kZero, kFp16, 6, 90}, {1, 8, 2, 4, 8, 4});
+  run_one<Float<2, 1>, __nv_bfloat16, 1, false>({16, 520, 1, 128, kNone, kFp16, 4, 90}, {2, 4, 1, 1, 8, 0});
   // Four and eight: passes, blocks that own nothing, slices without steps.
   run_one<Int<2>, __half, 4, false>({600, 2100, 4, 128, kNone, kFp16, 8, 90}, {2, 4, 4, 8, 8, 6});
   run_one<Int<3>, __nv_bfloat16, 2, true>({700, 2100, 2, 256, kZero, kBf16, 4, 90}, {4, 4, 4, 1, 16, 0});

@@ -1,6 +1,7 @@
-// Which split family decode takes on a device of 132 blocks, 66 pairs, 30 clusters of four and 15
-// of eight: reads lines "bits rows N K" of integers
-// without zeros, and prints "row_tiles parts blocks early warps next_after" for each. For tests/test_decode_spread.py.
+// Which split family decode takes on a device of 132 blocks, 66 pairs, 30 clusters of four and 15 of eight: reads lines
+// "bits rows N K" of integers without zeros, and prints "row_tiles parts blocks early warps next_after" for each, then
+// "lost" where a block that is launched beyond those that share the product repeats none of them, or one of another
+// rank. For tests/test_decode_spread.py.
 #include "on_host/language.h"
 //
 #include <cmath>
@@ -26,8 +27,15 @@ bool answer_either(const Problem& asked) {
   if (!found.spread.bytes) return false;
   const Problem& p = found.spread.p;
   const int warps = found.whole ? whole.warps : half.warps;
-  std::printf("%d %d %d %d %d %d\n", warps >> p.warps_k_shift, 1 << p.warps_k_shift, 1 << p.cluster_shift, p.early,
-              warps, p.next_after);
+  Problem launched = p;
+  const int blocks = launched_blocks(found.whole ? whole : half, launched, launch);
+  bool lost = blocks < p.grid;
+  for (int block = p.grid; block < blocks; ++block) {
+    const int repeated = block & launched.repeated;
+    lost |= repeated >= p.grid || (block - repeated) % (1 << p.cluster_shift) != 0;
+  }
+  std::printf("%d %d %d %d %d %d%s\n", warps >> p.warps_k_shift, 1 << p.warps_k_shift, 1 << p.cluster_shift, p.early,
+              warps, p.next_after, lost ? " lost" : "");
   return true;
 }
 

@@ -73,7 +73,8 @@ struct Problem {
   int early;                   // stages of weights that a warp asks for before the kernel before has ended
   int next_after;              // eighths of a warp's stages that are asked for when the next kernel may begin
   Cut slices, row_groups;      // of steps, of tiles
-  int grid;                    // blocks
+  int grid;                    // blocks, each with rows or k of its own
+  int repeated;                // a block b beyond those does what block b & repeated does (spread.cuh)
   int most_tiles;              // of a row group
   int pass_tiles;              // tiles of a row group whose sums meet at once
   int x_bytes, table_bytes;    // of a block's x; of what is known of each of its tokens and steps
@@ -101,15 +102,16 @@ struct Map {
 // Where a warp stands: its slice of K, and the tiles of its row group.
 struct Position {
   const Problem& p;
-  int lane, warp, rank;  // rank: of the block in its cluster
+  int block, lane, warp, rank;  // rank: of the block in its cluster
   int slice;
   int first_step, end_step, first_tile, end_tile;
 
   __device__ explicit Position(const Problem& problem)
       : p(problem),
+        block(static_cast<int>(blockIdx.x) < p.grid ? blockIdx.x : blockIdx.x & p.repeated),
         lane(threadIdx.x % 32),
         warp(threadIdx.x / 32),
-        rank(blockIdx.x & ((1 << p.cluster_shift) - 1)),
+        rank(block & ((1 << p.cluster_shift) - 1)),
         slice((rank << p.warps_k_shift) + (warp & ((1 << p.warps_k_shift) - 1))) {
     const int group = row_group(warp >> p.warps_k_shift);
     first_step = p.slices(slice), end_step = p.slices(slice + 1);
@@ -120,7 +122,7 @@ struct Position {
 
   // Row group i of the block. Why not one after the other: the longer ones, which come first, would be those of some
   // blocks alone, and where tiles are few other blocks would have none.
-  __device__ __forceinline__ int row_group(int i) const { return (blockIdx.x + i * p.grid) >> p.cluster_shift; }
+  __device__ __forceinline__ int row_group(int i) const { return (block + i * p.grid) >> p.cluster_shift; }
 
   // The first step of the block of a rank.
   __device__ __forceinline__ int block_step(int rank) const { return p.slices(rank << p.warps_k_shift); }

@@ -57,50 +57,87 @@ inline int split(const Traits& traits, Problem& p, int cluster_shift, int warps_
   return 0;
 }
 
-// What a split costs, about, in steps of 128 k of one row tile: of the busiest warp, where two tiles side by side take
-// `both` times as long as one, and of one by one what all warps have on average counts too, `average` of it, because
-// memory brings them together; every doubling of the row groups of a block, which then reads more places at once, takes
-// more; a tile's sums, x, and a cluster of blocks; and all of it more where multiprocessors stay idle, since they bring
-// no weights. Fitted to the order of times on H200s (benchmarks/results/nvidia-h200/sweep_splits_20261123_decode.json
-// and _20261126_few_bits, _many_bits: 207 products of 1, 2 and 4 rows, 15 shapes, int1 to int8): what is chosen is, of
-// the 186 where that was timed, 1.0% slower than the fastest of both kinds of blocks on average, 7% at worst.
+// How many blocks are launched: where launches overlap, as many of half of a multiprocessor as there are
+// multiprocessors; those beyond p.grid repeat what others do. Why: on a multiprocessor that a launch leaves idle the
+// next one, which begins early, has two blocks, and takes twice as long. Measured on an H200, us, 128
+// blocks and these 132: one row, 2048 x 6144 W4 5.16 and 4.27, 4096 x 1024 W4 3.42 and 2.89, W8 3.28 and 2.59; 64 and
+// 132: 1024 x 3072 W2 3.23 and 2.84. Why not clusters of 4 and 8: no more of them fit.
+inline int launched_blocks(const Traits& traits, Problem& p, const Launch& launch) {
+  const int all = launch.clusters[p.cluster_shift] << p.cluster_shift;
+  if (!launch.overlap || traits.warps != 8 || p.cluster_shift > 1 || p.grid >= all) return p.grid;
+  int most = 1;  // the largest power of two of blocks, whole clusters of them
+  while (2 * most <= p.grid) most *= 2;
+  p.repeated = most - 1;
+  return all;
+}
+
+// What a product takes by a split, about, in us: a start; the greater of products and memory, and more where the other
+// is nearly as much; x of a block; sums of tiles, passes and clusters. Warps multiply whole turns and row tiles side by
+// side, also where some are not there; memory brings less where multiprocessors stay idle, or read many places at once.
+// Fitted to times on H200s: 654 products of 1, 2 and 4 rows, 44 shapes from 1024 x 3072 to 57344 x 8192, int1 to int8
+// (sweep_splits_* of benchmarks/results/nvidia-h200). What is chosen is 1.4% slower than the fastest split of both
+// kinds of blocks on average, 14% at worst, within 5% in 92%; fitted to three quarters of the shapes it was 1.6% on the
+// rest.
 struct Costs {
-  float both, average, groups, sums, x, idle;
-  float cluster[kMostShift][2];  // of 2, 4, 8 blocks; up to 4 bits, above
+  float start[3], tokens[3];      // tokens: what products take with 1, 2 and 4
+  float product[8];               // of a row tile x 128 k, by bits, where each scheduler has a warp
+  float memory;                   // bytes of all weights in a us
+  float idle, groups;             // what they take more: by half of the multiprocessors, by twice the row groups
+  float both;                     // of the lesser of products and memory, times its share of the greater
+  float sums, pass;               // of a tile, of each pass but the first
+  float cluster[kMostShift + 1];  // of 1, 2, 4, 8 blocks
 };
-constexpr Costs kCostsHalf = {0.25f, 0.0f, 0.23f, 1.6f, 0.21f, 0.25f, {{2.6f, 0.2f}}};
-constexpr Costs kCostsWhole = {0.95f, 0.4f, 0.18f, 2.5f, 0.16f, 0.25f, {{8.0f, 5.4f}}};
+constexpr Costs kCostsHalf = {{1.41f, 1.17f, 1.06f},
+                              {1.0f, 1.09f, 1.26f},
+                              {0.0402f, 0.0468f, 0.0695f, 0.0637f, 0.0976f, 0.109f, 0.158f, 0.124f},
+                              4.74e6f,
+                              0.555f,
+                              0.0f,
+                              0.23f,
+                              0.133f,
+                              0.844f,
+                              {0.0f, 0.0161f, 0.288f, 0.414f}};
+constexpr Costs kCostsWhole = {{1.93f, 1.6f, 1.11f},
+                               {1.0f, 1.12f, 1.22f},
+                               {0.0336f, 0.0359f, 0.047f, 0.0343f, 0.0703f, 0.0675f, 0.0843f, 0.0509f},
+                               6.05e6f,
+                               0.229f,
+                               0.03f,
+                               0.425f,
+                               0.186f,
+                               0.553f,
+                               {0.0f, 0.485f, 0.811f, 1.08f}};
+constexpr float kXUs = 0.014f;  // of a token and 128 k
+
+inline float cost(const Traits& traits, const Problem& p, int blocks) {
+  const Costs& costs = traits.warps == 8 ? kCostsHalf : kCostsWhole;
+  const int steps = p.slices.each + (p.slices.more > 0), own = traits.tokens / 2;
+  const int turns = (steps + traits.turn - 1) / traits.turn, tiles = (p.most_tiles + traits.rows - 1) / traits.rows;
+  const int work = turns * traits.turn * tiles * traits.rows * (traits.warps / 4);
+  const float rate = costs.product[traits.bits - 1] * costs.tokens[own];
+  const float idle = static_cast<float>(blocks) / static_cast<float>(p.grid) - 1.0f;
+  const float bytes = static_cast<float>(p.tiles) * static_cast<float>(p.steps * (256 * traits.bits + 32));
+  const float doubled = static_cast<float>((traits.warps == 8 ? 3 : 4) - p.warps_k_shift);
+  const float memory = bytes / costs.memory * (1.0f + costs.idle * idle) * (1.0f + costs.groups * doubled);
+  const float products = static_cast<float>(work) * rate;
+  const float most = std::max(products, memory), least = std::min(products, memory);
+  const int passes = (p.most_tiles + p.pass_tiles - 1) / p.pass_tiles;
+  return costs.start[own] + most + costs.both * least * least / most +
+         kXUs * static_cast<float>((steps << p.warps_k_shift) * traits.tokens) +
+         costs.sums * static_cast<float>(p.most_tiles) + costs.pass * static_cast<float>(passes - 1) +
+         costs.cluster[p.cluster_shift];
+}
 
 // Whether K is so long that clusters of 4 and 8 blocks are thought of: x of all of it takes a block's time, and its
-// memory. Why not always: nothing gains at 8192 x 8192 and with fewer k, and each is one more split to look at. Why not
-// of floats that are no bytes: not timed.
-inline bool has_many_steps(const Traits& traits, const Problem& p) { return p.steps >= 72 && !traits.is_float; }
-// The costs from there on, fitted to 189 products of 1, 2 and 4 rows, eleven shapes, and those of before
-// (sweep_splits_20261126_clusters.json): what is chosen is 1.4% slower than the fastest on average, 20% at worst (2560
-// x 9728). Why none for more than 4 bits by halves: those take whole multiprocessors.
-constexpr float kNever = 1e6f;
-constexpr Costs kManyHalf = {
-    0.367f, 0.0f, 0.089f, 1.88f, 0.113f, 1.98f, {{1.34f, 3.29f}, {9.85f, kNever}, {8.4f, kNever}}};
-constexpr Costs kManyWhole = {
-    1.007f, 0.139f, 0.141f, 2.5f, 0.16f, 1.98f, {{8.03f, 4.86f}, {3.0f, 4.41f}, {9.44f, 5.01f}}};
-// The most row groups of a block there: more were never timed.
-constexpr int kMostGroups = 4;
-
-inline float cost(const Traits& traits, const Problem& p, int warps_n, int blocks) {
-  const bool half = traits.warps == 8, many = has_many_steps(traits, p);
-  const Costs& costs = half ? (many ? kManyHalf : kCostsHalf) : many ? kManyWhole : kCostsWhole;
-  const int steps = p.slices.each + (p.slices.more > 0);
-  const int multiplied = (steps + traits.turn - 1) / traits.turn * traits.turn;
-  const float most = static_cast<float>(p.most_tiles);
-  const float average = static_cast<float>(p.tiles) / static_cast<float>((p.grid >> p.cluster_shift) * warps_n);
-  const float tiles =
-      traits.rows == 1 ? most + costs.average * (average - most) : costs.both * ((p.most_tiles + 1) / 2);
-  float spread_out = 1.0f;
-  for (; warps_n > 1; warps_n /= 2) spread_out += costs.groups;
-  const float shared = p.cluster_shift == 0 ? 0.0f : costs.cluster[p.cluster_shift - 1][traits.bits >= 5];
-  const float x = costs.x * static_cast<float>((steps << p.warps_k_shift) * traits.tokens);
-  const float idle = static_cast<float>(blocks) / static_cast<float>(p.grid) - 1.0f;
-  return (tiles * multiplied * spread_out + costs.sums * most + x + shared) * (1.0f + costs.idle * idle);
+// memory. Why not always: nothing gains with fewer k, and each is one more split to look at. Why not of floats that are
+// no bytes: not timed.
+inline bool has_many_steps(const Traits& traits, const Problem& p) { return p.steps >= 40 && !traits.is_float; }
+// The most row groups of a block. Why fewer of more bits, of clusters and of many k: 19456 x 2560, W8 by 8 of whole
+// multiprocessors 14.6 us, by 4 13.7, 57344 x 8192 W1 24.8 and 24.5; but 55296 x 5120, two rows, W1 18.4 and 20.3,
+// 12288 x 2048 W4 by halves 5.1 and 5.4.
+inline int most_groups(const Traits& traits, const Problem& p, int cluster_shift) {
+  if (cluster_shift > 1 || p.steps > 40) return 4;
+  return traits.bits <= 3 || (traits.bits == 4 && traits.warps == 8) ? 8 : 4;
 }
 
 // How many stages a warp asks for early, and when the next kernel may begin (Split::early, next_after). The time of
@@ -113,25 +150,21 @@ struct When {
   int early, next_after;
 };
 inline When when(const Traits& traits, const Problem& p) {
-  if (traits.is_float) return {1, 0};
   const int bits = traits.bits;
-  // Why late: clusters of a next launch that begins early take places of this one, 3584 x 14336, four rows, W2 6.6 us
-  // by this, 9.1 by (1, 0).
-  if (traits.warps == 8 && p.cluster_shift > 1) return {8, 6};
-  const int64_t size = megabytes(p, bits);
-  if (traits.warps > 8) return {bits == 3 || bits == 5 || bits == 6 ? 2 : 1, 0};
-  if (bits >= 5) return {2, 0};
-  if (bits == 4 && p.m > 2) return {1, 0};
-  if (size <= 10) return {4, 4};
+  // Why late: clusters of a next launch that begins early take the places of this one's, two blocks on a
+  // multiprocessor. 3584 x 14336, two rows, W1 by (8, 6) 7.3 us, by this 5.5; 2560 x 9728 5.9 and 4.6.
+  if (traits.warps == 8 && p.cluster_shift > 1) return {2, 8};
+  if (traits.warps > 8) return {!traits.is_float && (bits == 3 || bits == 5 || bits == 6) ? 2 : 1, 0};
+  if (megabytes(p, bits) <= 10) return {4, 4};
   if (bits == 3 || p.steps >= 128) return {8, 6};
-  return {bits == 4 ? 2 : 1, 0};
+  return {bits == 4 || (bits < 3 && p.m > 2) ? 1 : 2, 0};
 }
 
 // A problem as it is spread, what it takes of a block's shared memory (0: nothing fits), and what that costs.
 struct Spread {
   Problem p;
   int bytes;
-  float price;
+  float price;  // us, about
 };
 
 // The cheapest split, or as it is forced.
@@ -145,12 +178,12 @@ inline Spread spread(const Traits& traits, const Problem& p, const Launch& launc
   for (int cluster_shift = most_shift; cluster_shift >= 0; --cluster_shift) {
     if (!launch.clusters[cluster_shift] || (forced.parts && forced.blocks != 1 << cluster_shift)) continue;
     for (int warps_k_shift = 0; (1 << warps_k_shift) <= traits.warps; ++warps_k_shift) {
-      if (forced.parts ? forced.parts != 1 << warps_k_shift : many && traits.warps >> warps_k_shift > kMostGroups)
-        continue;
+      const int groups = traits.warps >> warps_k_shift;
+      if (forced.parts ? forced.parts != 1 << warps_k_shift : groups > most_groups(traits, p, cluster_shift)) continue;
       Problem found = p;
       const int need = split(traits, found, cluster_shift, warps_k_shift, launch);
       if (!need) continue;
-      const float price = cost(traits, found, traits.warps >> warps_k_shift, launch.clusters[0]);
+      const float price = cost(traits, found, launch.clusters[0]);
       if (best.bytes && price >= best.price) continue;
       best = {found, need, price};
     }
