@@ -12,11 +12,7 @@ from lowbit.autotune.plan import Candidate
 from native.build import load
 
 RESULTS = Path(__file__).parent / "results/nvidia-h200"
-#: An earlier run has the tiles of up to 16 tokens, a later one the rest, but for that of 144; those of up to 16 rows
-#: came last.
-FILES = tuple(RESULTS / f"tiles_{when}.json" for when in ("20261122", "20261122_1144", "20261122_2144"))
-FILES += tuple(RESULTS / f"tiles_of_few_rows_20261123{which}.json" for which in ("", "_2"))
-FEW = 16  # rows of x
+FILES = tuple(RESULTS / f"tiles_20261127{which}.json" for which in ("", "_small_layers", "_all_bits"))
 SM90, CLUSTERS = 2, [132, 66]
 SMALLEST = 8  # tokens of a tile of family gemm_sm90; those of decode have no costs
 
@@ -55,19 +51,10 @@ class Weight:
         return us[near] if alike else us[near] * self.predicted(tile, m) / self.predicted(tile, near)
 
 
-def rows_of(files) -> list[list]:
-    """[weight, N, K, M, tile, us] of tiles of gemm_sm90; of several files the last one that has times of a tile, with
-    few rows of x or with more, counts for it."""
-    rows: list[list] = []
-    for file in files:
-        more = [row for row in json.loads(Path(file).read_text())["rows"] if row[4] >= SMALLEST]
-        again = {(row[4], row[3] <= FEW) for row in more}
-        rows = [row for row in rows if (row[4], row[3] <= FEW) not in again] + more
-    return rows
-
-
 def weights(files=FILES) -> list[Weight]:
     made: dict[tuple, Weight] = {}
-    for dtype, n, k, m, tile, us in rows_of(files):
-        made.setdefault((dtype, n, k), Weight(dtype, n, k)).us[tile][m] = us
+    for file in files:
+        for dtype, n, k, m, tile, us in json.loads(Path(file).read_text())["rows"]:
+            if tile >= SMALLEST:
+                made.setdefault((dtype, n, k), Weight(dtype, n, k)).us[tile][m] = us
     return list(made.values())

@@ -1,9 +1,8 @@
-"""What csrc/cuda/plan.h takes a product by a tile of gemm_sm90 with more than 16 tokens to cost, for programs that find
-its constants: us = start + max(work, memory) + parts, as gemm_us there.
-"""
+"""What csrc/cuda/plan.h takes a product by a tile of gemm_sm90 with more than 16 tokens to cost, as gemm_us there."""
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -16,24 +15,34 @@ from native.build import load  # noqa: E402
 
 native = load("deal_math")
 
+PLAN = ROOT / "csrc/cuda/plan.h"
 BYTES_PER_US = 4.3e6
 BLOCKS, PAIRS, CLUSTERS = 132, 66, [0, 132, 66, 39, 30]  # as plan.h has it of an H200
-#: What sums that meet cost, in parts of what a second kernel does: with 256 tokens, with fewer.
-MEET_OF_256, MEET = 0.4, 0.3
+NAMES = ("start", "meet", "more", "parts", "turn", "hot")  # of a line's constants, before the steps
+_LINE = re.compile(r"\{(\d+), (?:128|256), [01], " + r"([\d.]+)f, " * len(NAMES) + r"\{([\d., f]*)\}\}")
 
 
 class Work(NamedTuple):
-    """Steps of the busiest worker, and of all on average, of as many columns as the tile has; how often ``parts`` is
-    paid; microseconds of memory."""
+    """Steps of the busiest worker, and of all on average, of as many columns as the tile has; whether sums of blocks
+    meet, and of how many beyond two; whether tasks are in parts; whole tasks of a worker beyond the first; microseconds
+    of memory."""
 
     longest: float
     average: float
-    ends: float
+    met: float
+    more: float
+    parts: float
+    turns: float
     memory: float
 
 
-def memory_us(n: int, k: int, bits: int) -> float:
-    return n * k * (bits + 0.125) / 8 / BYTES_PER_US
+def costs() -> dict[int, dict]:
+    """Tokens of a tile -> its constants, as they stand in plan.h: NAMES, and ``step`` by bits."""
+    found = {}
+    for tokens, *numbers, steps in _LINE.findall(PLAN.read_text()):
+        each = [float(step.strip().rstrip("f")) for step in steps.split(",")]
+        found[int(tokens)] = dict(zip(NAMES, map(float, numbers), strict=True)) | {"step": each}
+    return found
 
 
 @cache
@@ -46,12 +55,15 @@ def work_of(tile: int, n: int, k: int, m: int, bits: int) -> Work:
         dealt = native.best_deal(tasks, steps, CLUSTERS, native.kMostMeet, native.kMeetSaves)
     in_parts, longest, meet = dealt[4], dealt[5], dealt[8]
     average = (pairs / PAIRS if paired and meet == 1 else tasks / BLOCKS) * steps
-    ends = 1.0 if in_parts else (MEET_OF_256 if paired else MEET) if meet > 1 else 0.0
     columns = 1 - native.kByColumns * (1 - native.columns_of_each(tile, m) / tile)
-    return Work(longest * columns, average * columns, ends, memory_us(n, k, bits))
+    return Work(
+        longest * columns, average * columns, float(meet > 1), max(meet - 2.0, 0.0), float(in_parts),
+        -(-tasks // BLOCKS) - 1.0, n * k * (bits + 0.125) / 8 / BYTES_PER_US,
+    )  # fmt: skip
 
 
-def predict(start, parts, hot, step, work: Work, larger=max):
-    """Microseconds; of many products at once by arrays, and numpy's ``maximum`` for ``larger``."""
-    steps = larger(work.longest, work.average * (1 + hot)) * step
-    return start + larger(steps, work.memory) + work.ends * parts
+def predict(cost, step, work: Work, larger=max):
+    """Microseconds; of many products at once by tensors, and torch's ``maximum`` for ``larger``. cost: NAMES."""
+    steps = larger(work.longest, work.average * (1 + cost["hot"])) * step
+    ends = work.met * cost["meet"] + work.more * cost["more"] + work.parts * cost["parts"] + work.turns * cost["turn"]
+    return cost["start"] + larger(steps, work.memory) + ends

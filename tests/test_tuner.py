@@ -68,9 +68,8 @@ def test_tuned_is_near_the_best_of_all_and_takes_few_timings(weights):
     assert len(tuned) > 500
     assert statistics.mean(tuned) < 0.003 and sum(lost > 0.02 for lost in tuned) < 0.02 * len(tuned)
     assert max(tuned) < 0.1
-    # The plan knows that sums of parts meet, these times do not.
-    assert statistics.mean(untuned) < 0.05 and max(untuned) < 0.2, "the plan alone must do too"
-    assert statistics.mean(timings) < 85 and max(timings) < 105
+    assert statistics.mean(untuned) < 0.005 and max(untuned) < 0.15, "the plan alone must do too"
+    assert statistics.mean(timings) < 95 and max(timings) < 115
 
 
 def test_where_the_prediction_is_wrong_measuring_helps(weights):

@@ -72,35 +72,30 @@ constexpr bool rounds_few(int tokens, const Question& q) { return tokens > 16 &&
 constexpr float kLast = 1e9f;    // costs from here on only rank tiles
 constexpr float kNever = 1e30f;  // the tile does not hold the product
 
-// What family gemm_sm90 takes of time: us = start + work + parts. Work is the steps of 128 k of the busiest worker
+// What family gemm_sm90 takes of time: us = start + work + ends. Work is the steps of 128 k of the busiest worker
 // (deal.cuh) times `step`, but no less than what workers have on average and `hot` more, because the device slows down
 // at its limit of power where all of them work, and no less than memory takes. A step is one of 256 rows of W with
-// 256 tokens, else 128; `parts` are added where tasks are in parts. Fitted by benchmarks/fit_tile_costs.py to
-// products on an H200 (2026-11-22: fp16, group 128, int1 to int8, 4608 x 3584 to 57344 x 8192; tiles of up to 48 tokens
-// to 1100 of 15 shapes, 1 to 64 rows of x, all above 16 to 2178, of 15 shapes with int4 and of six with the rest, up to
-// 2048 rows; that of 144 to 262), off by 3 to 6% (root of mean square). From 96 tokens on they were then moved by
-// benchmarks/move_tile_costs.py to what chooses best, of 820 products with 24 to 2048 rows (2026-11-25, tiles_*.json
-// and tune_*_int.json of an H200 and an H100): the tile with the least is 0.2 to 1.2% slower than the fastest one on
-// average of each file, 13% at worst. Those of 6 bits up to 128 tokens and of 7 bits, whose kernels got faster after
-// that, by what they gained at 8192 x 8192, n208 by 1024 rows of 15 shapes (tune_20261125_int_with_91.json), n128 with
-// 7 bits by 200 to 1000 rows of twelve (matmul_20261126_twelve_shapes_tiles.json: of 300 products the tile with the
-// least is 0.4% slower than the fastest one on average, within 5% in 97%).
+// 256 tokens, else 128. Ends: `meet` where sums of two blocks meet, `more` for each block more, `parts` where a second
+// kernel adds them up, `turn` for each whole task of a worker but the first. Fitted by benchmarks/fit_tile_costs.py to
+// products on an H200 (fp16, group 128, 39 shapes from 1024 x 3072 to 28672 x 4096, 24 to 1000 rows: int2, int4 and
+// int8, nine shapes of the others, six up to 2048 rows; nvidia-h200/tiles_20261127*.json, tiles_20261125.json): of 1458
+// products the tile with the least is 0.4% slower than the fastest one on average, within 5% in 97%, 12% at worst.
 struct TileCost {
   int tokens, rows, workers;  // workers: index into clusters
-  float start, parts, hot;
+  float start, meet, more, parts, turn, hot;
   float step[8];  // by bits, from 1
 };
 constexpr TileCost kTileCosts[] = {
-    {32, 128, 0, 2.6f, 1.3f, 0.09f, {0.27f, 0.28f, 0.38f, 0.31f, 0.43f, 0.43f, 0.48f, 0.37f}},
-    {48, 128, 0, 1.5f, 3.0f, 0.03f, {0.37f, 0.37f, 0.48f, 0.40f, 0.53f, 0.55f, 0.60f, 0.54f}},
-    {64, 128, 0, 1.7f, 2.5f, 0.09f, {0.44f, 0.43f, 0.53f, 0.47f, 0.55f, 0.58f, 0.63f, 0.54f}},
-    {96, 128, 0, 0.8f, 4.6f, 0.10f, {0.57f, 0.55f, 0.69f, 0.62f, 0.71f, 0.70f, 0.75f, 0.71f}},
-    {128, 128, 0, 0.8f, 7.3f, 0.09f, {0.72f, 0.71f, 0.83f, 0.78f, 0.89f, 0.87f, 0.94f, 0.88f}},
-    {144, 128, 0, 1.4f, 6.4f, 0.10f, {0.80f, 0.77f, 0.89f, 0.85f, 0.97f, 0.98f, 0.99f, 0.96f}},
-    {160, 128, 0, 0.8f, 7.5f, 0.06f, {0.92f, 0.87f, 1.00f, 0.96f, 1.07f, 1.10f, 1.11f, 1.05f}},
-    {192, 128, 0, 0.8f, 11.1f, 0.11f, {1.07f, 0.99f, 1.13f, 1.07f, 1.17f, 1.19f, 1.22f, 1.13f}},
-    {208, 128, 0, 0.8f, 8.6f, 0.08f, {1.13f, 1.07f, 1.21f, 1.16f, 1.30f, 1.33f, 1.29f, 1.27f}},
-    {256, 256, 1, 0.8f, 9.3f, 0.07f, {1.38f, 1.33f, 1.38f, 1.44f, 1.48f, 1.51f, 1.52f, 1.52f}},
+    {32, 128, 0, 2.10f, 0.61f, 0.00f, 2.35f, 0.46f, 0.10f, {0.28f, 0.28f, 0.33f, 0.32f, 0.39f, 0.41f, 0.45f, 0.37f}},
+    {48, 128, 0, 2.15f, 0.71f, 0.00f, 3.04f, 0.85f, 0.02f, {0.34f, 0.36f, 0.41f, 0.39f, 0.47f, 0.49f, 0.54f, 0.46f}},
+    {64, 128, 0, 2.27f, 0.86f, 0.11f, 3.08f, 0.89f, 0.10f, {0.42f, 0.42f, 0.50f, 0.46f, 0.53f, 0.55f, 0.60f, 0.52f}},
+    {96, 128, 0, 2.04f, 1.41f, 0.30f, 3.86f, 1.03f, 0.10f, {0.56f, 0.57f, 0.63f, 0.59f, 0.65f, 0.66f, 0.68f, 0.66f}},
+    {128, 128, 0, 1.98f, 1.78f, 0.60f, 5.02f, 1.43f, 0.12f, {0.67f, 0.66f, 0.73f, 0.73f, 0.79f, 0.83f, 0.85f, 0.80f}},
+    {144, 128, 0, 2.55f, 2.42f, 0.42f, 5.04f, 1.07f, 0.09f, {0.77f, 0.78f, 0.88f, 0.83f, 0.92f, 0.96f, 0.96f, 0.91f}},
+    {160, 128, 0, 2.03f, 2.70f, 0.66f, 5.22f, 0.91f, 0.10f, {0.92f, 0.84f, 0.94f, 0.91f, 0.99f, 1.06f, 1.02f, 0.99f}},
+    {192, 128, 0, 0.72f, 4.19f, 1.02f, 8.38f, 1.20f, 0.07f, {1.07f, 0.98f, 1.04f, 1.05f, 1.12f, 1.19f, 1.09f, 1.13f}},
+    {208, 128, 0, 1.82f, 3.43f, 0.82f, 6.89f, 2.04f, 0.08f, {1.11f, 1.06f, 1.11f, 1.14f, 1.18f, 1.27f, 1.20f, 1.22f}},
+    {256, 256, 1, 2.63f, 4.79f, 0.22f, 8.65f, 1.35f, 0.04f, {1.41f, 1.30f, 1.41f, 1.41f, 1.47f, 1.56f, 1.45f, 1.50f}},
 };
 constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
 
@@ -128,31 +123,12 @@ constexpr float extra_work(const Question& q, int tokens) {
   return zeros * (!q.codebook ? 1.0f : tokens < 256 ? 1.25f : 1.07f);
 }
 
-// The same of n8 and n16, by narrow_work: us = start + work + parts, work a step for 16 row tiles x 128 k, no less than
-// memory takes. From benchmarks/results/nvidia-h200/tiles_of_few_rows_20261123_3.json (15 shapes, int1 to int8): off by
-// 2 to 7% (root of mean square); of n8, n16 and n32 the tile with the least is 0.1% slower than the fastest one on
-// average, 4% at worst.
-struct NarrowCost {
-  int tokens, warps;
-  float start, parts;
-  float step[8];  // by bits, from 1
-};
-constexpr NarrowCost kNarrowCosts[] = {
-    {8, 8, 2.0f, 0.0f, {0.27f, 0.32f, 0.39f, 0.35f, 0.50f, 0.54f, 0.62f, 0.55f}},
-    {8, 16, 2.5f, 1.6f, {0.32f, 0.35f, 0.45f, 0.42f, 0.55f, 0.58f, 0.64f, 0.44f}},
-    {16, 8, 2.1f, 0.0f, {0.32f, 0.35f, 0.40f, 0.40f, 0.53f, 0.55f, 0.65f, 0.58f}},
-    {16, 16, 2.5f, 1.6f, {0.46f, 0.48f, 0.54f, 0.53f, 0.62f, 0.66f, 0.72f, 0.55f}},
-};
+constexpr NarrowTime narrow_time(const Question& q, int tokens) {
+  return narrow_time((q.n + 15) / 16, (q.k + 127) / 128, tokens, q.bits, q.fine(), q.clusters);
+}
 
 constexpr float narrow_us(const Question& q, int tokens) {
-  if (q.clusters[0] < 1) return kLast;
-  const NarrowWork found = narrow_work((q.n + 15) / 16, (q.k + 127) / 128, tokens, q.bits, q.fine(), q.clusters);
-  for (const NarrowCost& cost : kNarrowCosts) {
-    if (cost.tokens != tokens || cost.warps != found.warps) continue;
-    const float work = found.work * cost.step[q.bits - 1] * extra_work(q, tokens);
-    return cost.start + std::max(work, memory_us(q)) + (found.in_parts ? cost.parts : 0.0f);
-  }
-  return kLast;
+  return q.clusters[0] < 1 ? kLast : narrow_time(q, tokens).us * extra_work(q, tokens);
 }
 
 constexpr float gemm_us(const Question& q, const TileCost& cost) {
@@ -173,19 +149,14 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
                         static_cast<float>(in_pairs ? two : most);
   const float step = cost.step[q.bits - 1] * columns_share(q, cost.tokens) * extra_work(q, cost.tokens);
   const float work = std::max(longest, average * (1 + cost.hot)) * step;
-  // Sums that meet cost three tenths of what a second kernel does: 220 products of 24 to 256 rows (int2, int4, int8),
-  // of which the tile with the least is within 5% of the fastest one in 99%, 0.2% slower on average
-  // (tiles_20261124.json, _int2_int8). Of 256 tokens they cost four tenths: 168 products on an H100, of 128 to 1000
-  // rows (nvidia-h100-80gb-hbm3/tiles_20261125.json).
-  const float met = (paired ? 0.4f : 0.3f) * cost.parts;
-  const float ends = dealt.in_parts() ? cost.parts : dealt.meet > 1 ? met : 0.0f;
+  const int64_t turns = (tasks - 1) / most;
+  const float ends = (dealt.in_parts() ? cost.parts : 0.0f) + cost.turn * static_cast<float>(turns) +
+                     (dealt.meet > 1 ? cost.meet + cost.more * static_cast<float>(dealt.meet - 2) : 0.0f);
   return cost.start + std::max(work, memory_us(q)) + ends;
 }
 
 // Whether blocks of n8 take half of a multiprocessor.
-constexpr bool takes_half(const Question& q) {
-  return split_of({(q.n + 15) / 16, (q.k + 127) / 128, 8, q.bits, 8, q.clusters, ~0u}).row_tiles > 0;
-}
+constexpr bool takes_half(const Question& q) { return narrow_time(q, 8).half; }
 
 // Whether n8 takes an integer product of up to 4 rows that decode holds: 4 bits by halves of a multiprocessor where row
 // tiles do not fill the device evenly, few row tiles of few bits, and where K is so long that clusters of 4 and 8
@@ -257,6 +228,11 @@ constexpr float decode_rank(int tokens, const Question& q) {
   return tokens == 4 && !q.is_float && (holds_x || splits) ? 0.0f : rank;
 }
 
+// What a tile of more than 16 tokens counts with up to 16 rows, so that n8 or n16 is chosen. With 16 rows, 20 shapes,
+// int2, int4 and int8, n16 by its fastest split was the faster one everywhere, by 2 to 39%, but costs of the two are
+// not that near to times (nvidia-h200/tiles_20261127_small_layers.json, sweep_splits_20261127_n8_n16.json).
+constexpr float kFewRows = 1.25f;
+
 // Microseconds, about, that a tile takes; from kLast on it is one to try after others, at kNever none to try. The tile
 // is for the device, and bits are 1 to 8.
 constexpr float tile_us(Family family, int tokens, const Question& q) {
@@ -273,7 +249,7 @@ constexpr float tile_us(Family family, int tokens, const Question& q) {
   if (rounds_few(tokens, q)) return kLast + rank * 1e3f;
   if (tokens <= 16) return narrow_us(q, tokens);
   for (const TileCost& cost : kTileCosts)
-    if (cost.tokens == tokens) return gemm_us(q, cost);
+    if (cost.tokens == tokens) return gemm_us(q, cost) * (q.m <= 16 ? kFewRows : 1.0f);
   return kLast;
 }
 

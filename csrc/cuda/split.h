@@ -1,6 +1,7 @@
-// How the blocks of gemm_sm90's tiles of up to 16 tokens share a product (templates/narrow/split.cuh): rules from what
-// was measured on an H200, plain arithmetic on sizes.
+// How the blocks of gemm_sm90's tiles of up to 16 tokens share a product (templates/narrow/split.cuh): the split that
+// takes the least time, by costs measured on an H200. Plain arithmetic on sizes.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "../args.h"
@@ -8,70 +9,102 @@
 
 namespace lowbit::cuda {
 
-// ---- blocks of 16 warps, which have a multiprocessor each: nanoseconds
+// What the time of a split depends on.
+struct SplitWork {
+  int64_t steps;   // of 128 k that a warp walks
+  int busy;        // warps of a scheduler that has the most: each of four has a quarter of a block's
+  int64_t blocks;  // that run at once
+  int64_t turns;   // whole tasks of a block beyond the first, one after the other
+  bool in_parts;   // whether a second kernel adds up sums of parts
+};
 
-// What a block takes for a row tile x 128 k where all of its warps are busy, of n8 and n16, by bits: products of 57344
-// x 8192 with 1 to 3 bits, the others by their instructions.
-constexpr int kTileNs[2][8] = {{22, 25, 30, 27, 33, 36, 40, 27}, {32, 33, 36, 34, 41, 45, 49, 34}};
-constexpr int kBytesPerNs = 31;  // of weights from memory, for a multiprocessor
-constexpr int kXNs = 20;         // x of 128 k
-constexpr int kAddNs = 2600;     // a second kernel that adds up parts
+constexpr int64_t ceil_div(int64_t all, int64_t by) { return (all + by - 1) / by; }
 
-// As many warps as take the time of these. Why: each of four schedulers has a quarter of them.
-constexpr int64_t busy_warps(int warps) { return (warps + 3) / 4 * 4; }
-
-// What blocks take that each walk `own` times 128 k with so many warps and parts of K.
-constexpr int64_t block_ns(int64_t own, int warps, int parts, const SplitQuestion& q) {
-  const int64_t busy = own * busy_warps(warps) * kTileNs[q.tokens > 8][q.bits - 1];
-  const int64_t memory = q.tiles * q.steps * (256 * q.bits + 32) / (int64_t{kBytesPerNs} * q.clusters[0]);
-  return (busy > memory ? busy : memory) + own * parts * kXNs;
+// A row tile for each of 16 warps and all of K, tasks that are cut: what is left of whole ones is dealt out in parts.
+constexpr bool is_dealt(const Split& split) {
+  return split.row_tiles == narrow::kMostWorkers && split.parts * split.blocks == 1;
 }
 
-// Whole tasks: those that a block has one after the other, all of K.
-constexpr int64_t rounds_of(const Split& split, const SplitQuestion& q) {
-  const int64_t together = int64_t{q.clusters[0]} * split.row_tiles;
-  return split.blocks == 2 ? 1 : (q.tiles + together - 1) / together;
-}
-// Why not with fewer warps: they wait for their own results. 37888 x 3584, n16, W6 30.5 us in parts, by 4 warps 45.6.
-constexpr bool has_rounds(const Split& split) {
-  return split.warps == narrow::kMostWorkers && split.row_tiles >= 8 && split.row_tiles < split.warps;
-}
-constexpr int64_t own_steps(const Split& split, const SplitQuestion& q) {
-  const int64_t slices = split.parts * split.blocks;
-  return rounds_of(split, q) * ((q.steps + slices - 1) / slices);
-}
-
-// A row tile a warp; what is left of whole tasks is dealt out in parts.
-constexpr int64_t dealt_steps(const SplitQuestion& q) {
-  const int64_t tasks = (q.tiles + q.warps - 1) / q.warps, most = q.clusters[0];
-  return (tasks * q.steps + most - 1) / most;
-}
-constexpr bool dealt_in_parts(const SplitQuestion& q) { return (q.tiles + q.warps - 1) / q.warps % q.clusters[0] != 0; }
-constexpr int64_t dealt_ns(const SplitQuestion& q) {
-  return block_ns(dealt_steps(q), q.warps, 1, q) + (dealt_in_parts(q) ? kAddNs : 0);
-}
-
-// ---- blocks of 8 warps, which have half of one: row tiles x 128 k
-
-// Warps that are not there cost half of those that are; x of 128 k costs 1.2, with 16 tokens and less than 7 bits 2.4.
-constexpr int64_t half_cost(const Split& split, const SplitQuestion& q) {
-  const int64_t own = own_steps(split, q), there = split.row_tiles * split.parts;
-  return own * ((there + split.warps + 1) / 2) + own * split.parts * (q.tokens > 8 && q.bits < 7 ? 12 : 6) / 5;
-}
-
-// How early such a block asks for weights, and lets the next one begin: that takes 1 us, and until its wait is over 2
-// more. Measured on an H200, the best of three numbers of stages and four of eighths at 4096 x 4096 to 8192 x 8192 with
-// 1, 3, 4 and 8 bits: this is 0.2% slower on average, 1.5% at worst (sweep_splits_20261123_exact.json).
-constexpr Split half_of(Split split, const SplitQuestion& q) {
-  const int64_t work = q.tiles * q.steps;
-  split.early = 3, split.next_after = q.bits >= 7 && q.steps > 64 ? 8 : 6;
-  if (q.bits == 1) {
-    if (q.tokens > 8 || work <= 8 * 1024) split.early = 1;
-  } else if (q.bits <= 4 && work <= 8 * 1024) {
-    split.early = 2, split.next_after = 1;
-  } else if (q.bits <= 4 && q.tokens <= 8 && q.steps <= 32) {
-    split.next_after = 4;
+constexpr SplitWork work_of(const Split& split, const SplitQuestion& q) {
+  const int own = narrow::stage_steps(q.tokens, q.bits, split.warps, q.fine);
+  const int64_t tasks = ceil_div(q.tiles, split.row_tiles), most = q.clusters[0];
+  SplitWork work{0, (split.row_tiles * split.parts + 3) / 4, std::min(tasks * split.blocks, most), 0, false};
+  if (is_dealt(split)) {
+    work.steps = ceil_div(ceil_div(tasks * q.steps, most), own) * own;
+    work.in_parts = tasks % most != 0;
+    if (work.in_parts) work.blocks = most;
+    return work;
   }
+  if (split.blocks == 1) work.turns = ceil_div(tasks, most) - 1;
+  work.steps = (work.turns + 1) * ceil_div(ceil_div(q.steps, own * split.parts), split.blocks) * own;
+  return work;
+}
+
+// Microseconds, about. Products are the steps of a warp times `step` for each warp of a scheduler, and for `waits`
+// more, in which it waits for its own results. Of products and memory the lesser comes beside the greater, but for
+// `both` of its share of it. Fitted by benchmarks/fit_split_costs.py to products on an H200 (fp16, group 128, int1 to
+// int8, 34 shapes from 1024 x 3072 to 37888 x 3584; nvidia-h200/sweep_splits_20261127_n8_n16.json): of 540 products the
+// split with the least is 0.7% slower than the fastest one on average, within 5% in 98%, 9% at worst.
+struct SplitCosts {
+  float start[2], waits[2], x[2];  // of n8, n16; x: of 128 k of it
+  float step[2][8];                // by bits, from 1
+  float idle;                      // what half of the multiprocessors take more of memory's time
+  float both;
+  float sums;         // of a row tile and 8 tokens, whenever twice as many parts of K meet
+  float pair;         // of a cluster of two blocks, the less the longer a product takes
+  float turn, parts;  // of a task beyond the first; of the second kernel
+};
+constexpr SplitCosts kHalfCosts = {{1.15f, 1.17f},
+                                   {1.57f, 1.19f},
+                                   {0.0129f, 0.0258f},
+                                   {{0.0434f, 0.0495f, 0.063f, 0.0566f, 0.0756f, 0.0935f, 0.103f, 0.0891f},
+                                    {0.0634f, 0.0691f, 0.0773f, 0.0757f, 0.123f, 0.117f, 0.128f, 0.11f}},
+                                   0.124f,
+                                   0.661f,
+                                   0.0f,
+                                   0.211f,
+                                   0.0f,
+                                   0.0f};
+constexpr SplitCosts kWholeCosts = {{1.1f, 1.29f},
+                                    {0.343f, 0.603f},
+                                    {0.0105f, 0.0105f},
+                                    {{0.0769f, 0.0802f, 0.103f, 0.0905f, 0.126f, 0.14f, 0.161f, 0.15f},
+                                     {0.0968f, 0.0987f, 0.108f, 0.103f, 0.141f, 0.148f, 0.166f, 0.143f}},
+                                    0.0f,
+                                    1.66f,
+                                    0.0311f,
+                                    0.0f,
+                                    0.243f,
+                                    2.59f};
+constexpr float kWeightBytesPerUs = 4.3e6f;
+
+constexpr float split_us(const Split& split, const SplitQuestion& q) {
+  const SplitCosts& costs = split.warps < narrow::kMostWorkers ? kHalfCosts : kWholeCosts;
+  const SplitWork work = work_of(split, q);
+  const int own = q.tokens > 8, columns = q.tokens / 8;
+  const auto steps = static_cast<float>(work.steps);
+  const float products = steps * (static_cast<float>(work.busy) + costs.waits[own]) * costs.step[own][q.bits - 1];
+  const float bytes = static_cast<float>(q.tiles) * static_cast<float>(q.steps * (256 * q.bits + 32));
+  const float idle = static_cast<float>(q.clusters[0]) / static_cast<float>(work.blocks) - 1;
+  const float memory = bytes / kWeightBytesPerUs * (1 + costs.idle * idle);
+  const float most = std::max(products, memory), least = std::min(products, memory);
+  int doubled = 0;
+  for (int all = split.parts * split.blocks; all > 1; all /= 2) ++doubled;
+  return costs.start[own] + most + costs.both * least / most + costs.x[own] * steps * static_cast<float>(split.parts) +
+         costs.sums * static_cast<float>(doubled * split.row_tiles * columns) +
+         (split.blocks > 1 ? costs.pair / (1 + most) : 0.0f) + costs.turn * static_cast<float>(work.turns) +
+         (work.in_parts ? costs.parts : 0.0f);
+}
+
+// How early a block of half of a multiprocessor asks for weights, and lets the next one begin. One whose weights its
+// ring holds, or that is few steps at work, has asked for all of them soon, and the next block's come while it
+// multiplies; of a larger one x would wait behind them. Measured on an H200, the best of five pairs of stages and
+// eighths for 582 splits (33 shapes, int1 to int8): this is 0.7% slower on average, 9% at worst; (3, 6) alone 1.9 and
+// 17% (sweep_splits_20261127_n8_n16.json).
+constexpr Split half_of(Split split, const SplitQuestion& q) {
+  const int64_t bytes = q.tiles * q.steps * (256 * q.bits + 32), slices = split.parts * split.blocks;
+  const bool soon = bytes <= int64_t{100'000} * q.clusters[0] || ceil_div(q.steps, slices) <= 8;
+  split.early = soon ? 2 : 3, split.next_after = soon ? 4 : 6;
   return split;
 }
 
@@ -82,55 +115,79 @@ constexpr Split half_of(Split split, const SplitQuestion& q) {
 // x 8192 14.0 and 13.5, 17.1 and 14.9, 4096 x 14336 12.6 and 12.6, 15.0 and 13.6; int8 4608 x 3584 7.2 and 7.8.
 constexpr bool too_fine(const Split& split, const SplitQuestion& q) {
   if (!q.fine || q.tokens <= 8 || q.bits == 8) return false;
-  return split.row_tiles * split.parts < split.warps || own_steps(split, q) > 16;
+  return split.row_tiles * split.parts < split.warps || work_of(split, q).steps > 16;
 }
 
-// How the blocks of gemm_sm90's tiles of up to 16 tokens share a product: the cheapest split by which all tasks run at
-// once, or, of 16 warps, in rounds of whole tasks, or dealt out in parts. Blocks of 8 warps come first (gemm_sm90.cuh)
-// and have no split where those of 16 are faster: with very many k, and where memory is the limit. Measured on an H200,
-// us, the best split of 8 and of 16 warps: 8192 x 8192, n8 W1 7.2 and 8.1, W4 10.2 and 11.2, W8 19.1 and 18.7, n16 W1
-// 9.0 and 10.2, W4 11.1 and 12.0; 4096 x 14336, n8 W8 16.4 and 16.1, n16 W1 8.4 and 9.4, W4 10.5 and 11.0; 5120 x
-// 27648 W1 19.7 and 15.1.
-constexpr Split split_of(const SplitQuestion& q) {
+// A split and its time.
+struct TimedSplit {
+  Split split;
+  float us;
+};
+constexpr float kNoSplit = 1e30f;
+
+// Why: they fall behind with very many k. Measured on an H200, us, 8192 x 28672, the best split of 8 and of 16 warps:
+// n8 W2 24.3 and 22.4, n16 W4 35.3 and 33.2, W6 49.4 and 45.8.
+constexpr int kMostStepsOfHalves = 128;
+
+// The fastest split by blocks of q.warps warps; no row tiles where none is possible. Looked at are those by which all
+// tasks run at once, with as many parts of K as warps allow or half as many; or, of 16 warps, in turns of whole tasks,
+// or dealt out in parts. Why no turns of fewer row tiles than 8: such warps wait for their own results. 37888 x 3584,
+// n16, W6 30.5 us in parts, by 4 warps 45.6.
+constexpr TimedSplit fastest_split(const SplitQuestion& q) {
   const bool half = q.warps < narrow::kMostWorkers;
-  Split best{q.warps, 1, 1, narrow::early_stages(q.bits), q.warps, 0};
-  if (q.clusters[0] < 1) return half ? Split{} : best;
-  int64_t least = half ? INT64_MAX : dealt_ns(q);
-  if (half) {
-    if (q.bits * q.tiles * q.steps >= (q.tokens > 8 && q.bits >= 7 ? 6 : 7) << 15 || q.steps > 128) return {};
-    best = {};
+  TimedSplit best{{}, kNoSplit};
+  const auto look_at = [&](int row_tiles, int parts, int blocks) {
+    const Split split{row_tiles, parts, blocks, narrow::early_stages(q.bits), q.warps, 0};
+    if (!narrow::possible(split, q)) return;
+    const float us = split_us(split, q);
+    if (us < best.us) best = {split, us};
+  };
+  if (q.clusters[0] < 1 || (half && q.steps > kMostStepsOfHalves)) return best;
+  if (!half) {
+    look_at(q.warps, 1, 1);
+    for (int rows = q.warps / 2; rows < q.warps && q.tiles > int64_t{q.clusters[0]} * rows; ++rows) look_at(rows, 1, 1);
   }
-  for (int blocks = 2; blocks >= 1; --blocks)
-    for (int row_tiles = 1; row_tiles <= q.warps; ++row_tiles)
-      for (int parts = q.warps / row_tiles; parts >= 1; --parts) {
-        const Split split{row_tiles, parts, blocks, narrow::early_stages(q.bits), q.warps, 0};
-        if (!narrow::possible(split, q) || (rounds_of(split, q) > 1 && !has_rounds(split))) continue;
-        const int64_t cost = half ? half_cost(split, q) : block_ns(own_steps(split, q), row_tiles * parts, parts, q);
-        if (cost < least) best = half ? half_of(split, q) : split, least = cost;
-        break;
-      }
-  if (half && best.row_tiles > 0 && too_fine(best, q)) return {};
+  for (int blocks = 1; blocks <= 2; ++blocks) {
+    if (q.clusters[blocks - 1] < 1) continue;
+    const int64_t fewest = ceil_div(ceil_div(q.tiles, q.clusters[blocks - 1]), blocks) * blocks;
+    for (int64_t rows = fewest; rows <= std::min<int64_t>(fewest + blocks, q.warps); rows += blocks) {
+      int parts = q.warps / static_cast<int>(rows);
+      while (parts > 1 && !(q.fits >> parts & 1)) --parts;
+      look_at(static_cast<int>(rows), parts, blocks);
+      if (parts > 1) look_at(static_cast<int>(rows), parts / 2, blocks);
+    }
+  }
+  if (half && best.us < kNoSplit && too_fine(best.split, q)) return {{}, kNoSplit};
   return best;
 }
 
-// What a product is by the split that it runs with: blocks of 8 warps come first (gemm_sm90.cuh); work: in steps of 16
-// row tiles.
-struct NarrowWork {
-  int warps;
-  float work;
-  bool in_parts;
+// The same by either kind of blocks, of kernels that may do what has_room says.
+constexpr TimedSplit fastest_split_of(SplitQuestion q, int warps) {
+  q.warps = warps, q.fits = 0;
+  for (int parts = 1; parts <= warps; ++parts)
+    q.fits |= static_cast<uint32_t>(narrow::has_room(parts, q.tokens, q.bits, warps, q.fine)) << parts;
+  return fastest_split(q);
+}
+
+// What the kernels of q.warps warps are told. Those of 8 are asked first (gemm_sm90.cuh), and have no split where those
+// of 16 are faster.
+constexpr Split split_of(const SplitQuestion& q) {
+  const TimedSplit best = fastest_split(q);
+  if (q.warps == narrow::kMostWorkers)
+    return best.us < kNoSplit ? best.split : Split{q.warps, 1, 1, narrow::early_stages(q.bits), q.warps, 0};
+  return best.us < fastest_split_of(q, narrow::kMostWorkers).us ? half_of(best.split, q) : Split{};
+}
+
+// What a product takes by the faster kind; half: blocks of 8 warps.
+struct NarrowTime {
+  float us;
+  bool half;
 };
-constexpr NarrowWork narrow_work(int64_t tiles, int64_t steps, int tokens, int bits, bool fine, const int* clusters) {
-  for (int warps = 8;; warps = 16) {
-    const SplitQuestion q{tiles, steps, tokens, bits, warps, clusters, ~0u, fine};
-    const Split split = split_of(q);
-    if (split.row_tiles == 0) continue;
-    if (warps < narrow::kMostWorkers) return {warps, static_cast<float>(half_cost(split, q)) / 16, false};
-    const bool dealt = split.row_tiles == warps && split.parts * split.blocks == 1;
-    const int64_t busy = busy_warps(split.row_tiles * split.parts);
-    return {warps, static_cast<float>((dealt ? dealt_steps(q) : own_steps(split, q)) * busy) / 16,
-            dealt && dealt_in_parts(q)};
-  }
+constexpr NarrowTime narrow_time(int64_t tiles, int64_t steps, int tokens, int bits, bool fine, const int* clusters) {
+  const SplitQuestion q{tiles, steps, tokens, bits, 0, clusters, 0, fine};
+  const float half = fastest_split_of(q, narrow::kMostWorkers / 2).us,
+              whole = fastest_split_of(q, narrow::kMostWorkers).us;
+  return {std::min(half, whole), half < whole};
 }
 
 }  // namespace lowbit::cuda

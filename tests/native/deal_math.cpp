@@ -108,10 +108,23 @@ PYBIND11_MODULE(deal_math, m) {
         lowbit::cuda::split_of({tiles, steps, tokens, bits, warps, clusters.data(), fits, fine});
     return std::array<int, 6>{split.row_tiles, split.parts, split.blocks, split.early, split.warps, split.next_after};
   });
-  // warps of a block, work, whether tasks are in parts.
-  m.def("narrow_work", [](int64_t tiles, int64_t steps, int tokens, int bits, std::array<int, 2> clusters, bool fine) {
-    const auto found = lowbit::cuda::narrow_work(tiles, steps, tokens, bits, fine, clusters.data());
-    return std::tuple(found.warps, found.work, found.in_parts);
+  m.def("has_room", lowbit::narrow::has_room);
+  // Of split_us: steps, busy, blocks, turns, whether in parts.
+  m.def("split_work", [](int64_t tiles, int64_t steps, int tokens, int bits, std::array<int, 6> split,
+                         std::array<int, 2> clusters, bool fine) {
+    const auto found = lowbit::cuda::work_of({split[0], split[1], split[2], split[3], split[4], split[5]},
+                                             {tiles, steps, tokens, bits, split[4], clusters.data(), ~0u, fine});
+    return std::tuple(found.steps, found.busy, found.blocks, found.turns, found.in_parts);
+  });
+  m.def("split_us", [](int64_t tiles, int64_t steps, int tokens, int bits, std::array<int, 6> split,
+                       std::array<int, 2> clusters, bool fine) {
+    return lowbit::cuda::split_us({split[0], split[1], split[2], split[3], split[4], split[5]},
+                                  {tiles, steps, tokens, bits, split[4], clusters.data(), ~0u, fine});
+  });
+  // us, and whether by blocks of half of a multiprocessor.
+  m.def("narrow_time", [](int64_t tiles, int64_t steps, int tokens, int bits, std::array<int, 2> clusters, bool fine) {
+    const auto found = lowbit::cuda::narrow_time(tiles, steps, tokens, bits, fine, clusters.data());
+    return std::tuple(found.us, found.half);
   });
   m.def("start", [](int each, int more, int part) { return Cut{each, more}(part); });
 }

@@ -19,14 +19,13 @@ namespace lowbit::gemm_sm90 {
 
 using layout::kStepK;  // 128 k: whole tiles of every plane
 
-// Shared memory of a block: two of them must not meet on a multiprocessor. Why not all of its 228 KB: the system takes
-// 1 KB of every block, also of those of add_parts, which are to start beside.
-constexpr int kSharedAlone = 220 * 1024;
+// Shared memory of a block.
+constexpr int kSharedAlone = narrow::shared_bytes(16);
 // Of one of more than 128 tokens, which then has five places of x with all types of weights (large.cuh).
 constexpr int kSharedTwoRings = 222 * 1024;
 // Of one of two blocks, of products that follow each other: the second begins when the first has asked for most of its
 // weights.
-constexpr int kSharedHalf = 110 * 1024;
+constexpr int kSharedHalf = narrow::shared_bytes(8);
 
 // Tokens: columns of a tile, at most. Up to 16 are multiplied by mma.sync, with 16 warps, or with Workers = 8 in half
 // of a multiprocessor; more by wgmma, with two warpgroups, of which each has the registers for 64 x 128 sums. A warp
@@ -69,17 +68,10 @@ struct Stage {
   static constexpr int kRowTiles = Tile::kRowTiles, kShared = Tile::kShared;
   static constexpr int kXBox = Tile::kTokens * 128;  // bytes of 64 k
   static constexpr int kStepBytes = 2 * kXBox + Tile::kRowTiles * 256 * kBits;
-  // As many as a box holds (256 items of 8 bytes a row tile of the widest plane), and some stages fit.
-  static constexpr int kWidest = kBits & 8 ? 8 : kBits & 4 ? 4 : 2;
-  static constexpr int kLargest = Tile::kShared / (kHalf ? 4 : 5);
-  static constexpr int kMost = kLargest / kStepBytes < 8 / kWidest ? kLargest / kStepBytes : 8 / kWidest;
-  // Why fewer of wider tiles: the first products wait for all of a stage; 10240 x 8192, 32 rows, int1 18.9 us with 4,
-  // 15.2 with 2. Of fine groups, whose room for scales is large: 8192 x 8192, groups of 32, int4 in halves of a
-  // multiprocessor n8 12.3 us with 1, 11.3 with 2, but 4096 x 4096 n16 5.2 and 5.9.
-  static constexpr int kMostSteps = !kNarrow ? 2 : !kFine ? 4 : Tile::kTokens == 8 || kBits <= 2 ? 2 : 1;
-  static constexpr int kAtMost = kMost < kMostSteps ? kMost : kMostSteps;
-  // Why not four with 2 bits in half of a multiprocessor: registers would not do.
-  static constexpr int kSteps = kAtMost >= 4 && !(kHalf && kBits == 2) ? 4 : kAtMost >= 2 ? 2 : 1;
+  // Why not more of wider tiles: the first products wait for all of a stage; 10240 x 8192, 32 rows, int1 18.9 us with
+  // 4, 15.2 with 2.
+  static constexpr int kWideSteps = !(kBits & 8) && Tile::kShared / 5 / kStepBytes >= 2 ? 2 : 1;
+  static constexpr int kSteps = kNarrow ? narrow::stage_steps(Tile::kTokens, kBits, Tile::kWarps, kFine) : kWideSteps;
   static constexpr int kX = 2 * kXBox * kSteps;
   static constexpr int kCodes = Tile::kRowTiles * 256 * kBits * kSteps;
   // Whether scales may be of fp32, groups of 32 and more then. Why not always: stages of few bits would be larger, and

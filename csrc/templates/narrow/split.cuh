@@ -20,6 +20,23 @@ namespace lowbit::narrow {
 
 constexpr int kMostWorkers = 16;  // warps that multiply: row tiles x parts of a block at most
 
+// Bytes of shared memory of a block. Of whole multiprocessors: two of them must not meet on one. Why not all of its 228
+// KB: the system takes 1 KB of every block, also of those of add_parts, which are to start beside.
+constexpr int shared_bytes(int warps) { return (warps < kMostWorkers ? 110 : 220) * 1024; }
+
+// Steps of 128 k in a stage, of each part of K: as many as a box of the copy engine holds (256 items of 8 bytes a row
+// tile of the widest plane), and some stages fit. Why fewer of fine groups, whose room for scales is large: 8192 x
+// 8192, groups of 32, int4 in halves of a multiprocessor n8 12.3 us with 1, 11.3 with 2, but 4096 x 4096 n16 5.2 and
+// 5.9. Why not four with 2 bits in half of a multiprocessor: registers would not do.
+constexpr int stage_steps(int tokens, int bits, int warps, bool fine) {
+  const bool half = warps < kMostWorkers;
+  const int boxes = bits & 8 ? 1 : bits & 4 ? 2 : 4;
+  const int largest = shared_bytes(warps) / (half ? 4 : 5) / (256 * (tokens + warps * bits));
+  const int most = !fine ? 4 : tokens == 8 || bits <= 2 ? 2 : 1;
+  const int steps = boxes < largest ? boxes : largest;
+  return steps >= 4 && most == 4 && !(half && bits == 2) ? 4 : steps >= 2 && most >= 2 ? 2 : 1;
+}
+
 // Stages of weights, of codes of so many bits, that a block asks for before the kernel before has ended. Why few: x of
 // the first stages would stand in line behind them. Measured: docs/notes/gemm-sm90.md, version 5.
 constexpr int early_stages(int bits) { return bits <= 2 ? 1 : bits <= 4 ? 2 : 3; }
@@ -58,6 +75,13 @@ struct Stages {
   // The row tile of a warp: its number by the parts of K.
   LOWBIT_HOST_DEVICE constexpr int tile_of(int warp) const { return static_cast<int>(warp * per_warp >> 16); }
 };
+
+// Whether a ring has two stages of so many parts of K, about: what kernels themselves say is SplitQuestion::fits.
+constexpr bool has_room(int parts, int tokens, int bits, int warps, bool fine) {
+  const int steps = stage_steps(tokens, bits, warps, fine), sums = warps * tokens * 64;
+  return 2 * steps * 256 * (warps * bits + warps * (fine ? 1 : 0) + parts * tokens) <=
+         shared_bytes(warps) - sums - 4096;
+}
 
 // Whether a kernel can do it: its warps and stages allow it, and sums of parts, which meet once, those of a cluster
 // half in each block, are of tasks that all run at once. Half of a multiprocessor is for such tasks alone.

@@ -1,0 +1,65 @@
+"""Finds the constants of a model of times, from times of several candidates (tiles, splits) for each of many products.
+
+First those that predict times best: the least squares of logarithms, where what is far slower than the fastest candidate
+counts little. Then those that choose best: what is lost to the fastest candidate by one drawn from a softmax of the
+predictions, which is smooth where a choice is not, with the squares beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Constants = dict[str, torch.Tensor]  # natural logarithms, so that they stay positive
+Model = Callable[[Constants], torch.Tensor]  # predicts the microseconds of every candidate, from the constants themselves
+
+SLOWER = 5.0  # a candidate that takes 1 + s of the fastest one's time counts exp(-SLOWER * s)
+SHARP = 40.0  # of the softmax: candidates 1 / SHARP apart differ by e
+SQUARES = 2.0  # what the mean square counts beside what is lost
+
+
+class Measured:
+    """Candidates side by side: ``product[i]`` is the number of candidate i's product, ``us[i]`` what it took."""
+
+    def __init__(self, product: list[int], us: list[float]):
+        self.product, self.us = torch.tensor(product), torch.tensor(us, dtype=torch.float64)
+        self.count = max(product) + 1
+        self.least = self._each(self.us, "amin")
+        self.slower = self.us / self.least[self.product] - 1
+
+    def _each(self, values: torch.Tensor, how: str) -> torch.Tensor:
+        start = torch.full((self.count,), torch.inf if how == "amin" else -torch.inf, dtype=torch.float64)
+        return start.scatter_reduce(0, self.product, values, how)
+
+    def lost(self, predicted: torch.Tensor) -> torch.Tensor:
+        """For each product, how much slower the candidate with the least prediction is than the fastest one."""
+        chosen = predicted <= self._each(predicted, "amin")[self.product]
+        return self._each(torch.where(chosen, self.slower, -torch.inf), "amax")
+
+    def _softly_lost(self, predicted: torch.Tensor) -> torch.Tensor:
+        score = -SHARP * predicted.log()
+        share = (score - self._each(score.detach(), "amax")[self.product]).exp()
+        total = torch.zeros(self.count, dtype=torch.float64).scatter_add(0, self.product, share)
+        return (share / total[self.product] * self.slower).sum() / self.count
+
+    def fit(self, model: Model, start: dict[str, object], steps: int = 800) -> dict[str, torch.Tensor]:
+        """The constants, found by Adam from those of ``start`` (numbers, or nested lists of them)."""
+        logs = {name: torch.tensor(value, dtype=torch.float64).log().requires_grad_() for name, value in start.items()}
+        counts = (-SLOWER * self.slower).exp()
+        for rate, chooses in ((0.03, False), (0.01, True)):
+            optimizer = torch.optim.Adam(list(logs.values()), lr=rate)
+            for _ in range(steps):
+                optimizer.zero_grad()
+                predicted = model({name: log.exp() for name, log in logs.items()})
+                square = (counts * (predicted.log() - self.us.log()) ** 2).sum() / counts.sum()
+                (SQUARES * square + self._softly_lost(predicted) if chooses else square).backward()
+                optimizer.step()
+        return {name: log.detach().exp() for name, log in logs.items()}
+
+
+def summary(lost: torch.Tensor) -> str:
+    return (
+        f"{len(lost)} products, {lost.mean():.2%} lost, {lost.max():.0%} at worst, "
+        f"within 5% in {(lost < 0.05).double().mean():.1%}"
+    )

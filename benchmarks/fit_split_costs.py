@@ -1,0 +1,102 @@
+"""Fits the costs of splits in csrc/cuda/split.h (gemm_sm90's n8 and n16) to results of sweep_splits.py, and says how
+well they choose.
+
+    python benchmarks/fit_split_costs.py benchmarks/results/nvidia-h200/sweep_splits_20261127_n8_n16.json
+
+Needs torch and a C++ compiler (what a block walks is what csrc/cuda/split.h itself says). Prints the new constants, and
+what the split with the least cost takes more than the fastest one, before and after.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import cost_fit
+import torch
+from tile_model import BLOCKS, PAIRS, native
+
+HALF, WHOLE = 8, 16  # warps of a block
+MEMORY = 4.3  # TB/s, as kBytesPerUs of csrc/cuda/plan.h
+MOST_K_OF_HALVES = 128 * 128  # as kMostStepsOfHalves of split.h
+START = {
+    "start": [[1.6, 1.6]] * 2, "waits": [[1.0, 1.0]] * 2, "x": [[0.02, 0.02]] * 2, "step": [[[0.06] * 8] * 2] * 2,
+    "idle": [0.1, 0.1], "both": [0.6, 2.0], "sums": [0.01, 0.01], "pair": [0.2, 0.2],
+    "turn": [0.3, 0.3], "parts": [2.5, 2.5],
+}  # fmt: skip
+
+Product = tuple[int, int, int, int]  # n, k, tokens, bits
+Split = tuple[int, ...]  # row tiles, parts, blocks, warps
+
+
+def products_of(file: str) -> dict[Product, dict[Split, float]]:
+    """Product -> microseconds by split, the least of those that differ in when weights are asked for."""
+    found: dict[Product, dict[Split, float]] = defaultdict(dict)
+    for dtype, n, k, tokens, split, us in json.loads(Path(file).read_text())["rows"]:
+        if split and tokens in (8, 16):
+            if split[4] == HALF and k > MOST_K_OF_HALVES:
+                continue
+            times, ways = found[n, k, tokens, int(dtype[3:])], (*split[:3], split[4])
+            times[ways] = min(us, times.get(ways, us))
+    return {product: times for product, times in found.items() if len(times) > 1}
+
+
+def model_of(each: list[tuple[Product, Split]]) -> cost_fit.Model:
+    columns = []
+    for (n, k, tokens, bits), (row_tiles, parts, blocks, warps) in each:
+        tiles, steps, split = -(-n // 16), -(-k // 128), [row_tiles, parts, blocks, 1, warps, 0]
+        work = native.split_work(tiles, steps, tokens, bits, split, [BLOCKS, PAIRS], False)
+        doubled, megabytes = (parts * blocks).bit_length() - 1, tiles * steps * (256 * bits + 32) / 1e6
+        columns.append((warps == WHOLE, tokens > 8, bits - 1, *work, parts, blocks > 1, row_tiles * tokens // 8 * doubled, megabytes))  # fmt: skip
+    table = torch.tensor(columns, dtype=torch.float64).T
+    kind, wide, bits = (column.long() for column in table[:3])
+    steps, busy, blocks, turns, in_parts, parts, paired, sums, megabytes = table[3:]
+
+    def model(c):
+        products = steps * (busy + c["waits"][kind, wide]) * c["step"][kind, wide, bits]
+        memory = megabytes / MEMORY * (1 + c["idle"][kind] * (BLOCKS / blocks - 1))
+        most, least = torch.maximum(products, memory), torch.minimum(products, memory)
+        both = c["both"][kind] * least / most
+        ends = paired * c["pair"][kind] / (1 + most) + turns * c["turn"][kind] + in_parts * c["parts"][kind]
+        start = c["start"][kind, wide] + c["x"][kind, wide] * steps * parts + c["sums"][kind] * sums
+        return start + most + both + ends
+
+    return model
+
+
+def text_of(value: torch.Tensor) -> str:
+    if value.dim():
+        return "{" + ", ".join(text_of(one) for one in value) + "}"
+    return f"{value:.3g}f"
+
+
+def main(files: list[str]) -> int:
+    times = {product: of for file in files for product, of in products_of(file).items()}
+    each = [(i, product, split) for i, (product, of) in enumerate(times.items()) for split in of]
+    measured = cost_fit.Measured([one[0] for one in each], [times[product][split] for _, product, split in each])
+    model = model_of([one[1:] for one in each])
+    found = measured.fit(model, START)
+    for kind, name in enumerate(("half", "whole")):
+        for what, value in found.items():
+            print(name, what, text_of(value[kind]))
+    now = torch.tensor(
+        [
+            native.split_us(-(-n // 16), -(-k // 128), tokens, bits, [*split[:3], 1, split[3], 0], [BLOCKS, PAIRS], False)
+            for _, (n, k, tokens, bits), split in each
+        ],
+        dtype=torch.float64,
+    )  # fmt: skip
+    for name, predicted in (("split.h", now), ("fitted", model(found))):
+        off = (predicted / measured.us).log()
+        print(f"{name}: {cost_fit.summary(measured.lost(predicted))}; off by {(off**2).mean().sqrt():.3f}")
+    lost, products = measured.lost(model(found)), list(times)
+    for i in lost.argsort(descending=True)[:12].tolist():
+        fastest = min(times[products[i]], key=times[products[i]].get)
+        print(f"  {lost[i]:.1%}", *products[i], fastest, times[products[i]][fastest])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
