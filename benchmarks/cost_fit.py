@@ -12,7 +12,9 @@ from collections.abc import Callable
 import torch
 
 Constants = dict[str, torch.Tensor]  # natural logarithms, so that they stay positive
-Model = Callable[[Constants], torch.Tensor]  # predicts the microseconds of every candidate, from the constants themselves
+Model = Callable[
+    [Constants], torch.Tensor
+]  # predicts the microseconds of every candidate, from the constants themselves
 
 SLOWER = 5.0  # a candidate that takes 1 + s of the fastest one's time counts exp(-SLOWER * s)
 SHARP = 40.0  # of the softmax: candidates 1 / SHARP apart differ by e

@@ -35,7 +35,9 @@ def test_the_model_of_splits_is_that_of_the_header():
     text = (tile_model.ROOT / "csrc/cuda/split.h").read_text()
     constants = {name: [] for name in fit_split_costs.START}
     for kind in ("kHalfCosts", "kWholeCosts"):
-        literal = text.split(f"SplitCosts {kind} = ")[1].split(";")[0].replace("f", "").replace("{", "[").replace("}", "]")
+        literal = (
+            text.split(f"SplitCosts {kind} = ")[1].split(";")[0].replace("f", "").replace("{", "[").replace("}", "]")
+        )
         for name, value in zip(fit_split_costs.START, json.loads(literal), strict=True):
             constants[name].append(value)
     constants = {name: torch.tensor(value, dtype=torch.float64) for name, value in constants.items()}

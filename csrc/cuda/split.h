@@ -96,15 +96,14 @@ constexpr float split_us(const Split& split, const SplitQuestion& q) {
          (work.in_parts ? costs.parts : 0.0f);
 }
 
-// How early a block of half of a multiprocessor asks for weights, and lets the next one begin. One whose weights its
-// ring holds, or that is few steps at work, has asked for all of them soon, and the next block's come while it
-// multiplies; of a larger one x would wait behind them. Measured on an H200, the best of five pairs of stages and
-// eighths for 582 splits (33 shapes, int1 to int8): this is 0.7% slower on average, 9% at worst; (3, 6) alone 1.9 and
-// 17% (sweep_splits_20261127_n8_n16.json).
+// How early a block of half of a multiprocessor asks for weights, and lets the next one begin: when its own end is as
+// far as the next block's weights need. One whose weights its ring holds has asked for all of them soon; of a larger
+// one the next block's weights would come before its own. Measured on an H200, the best of twelve pairs of stages and
+// eighths for 369 splits (25 shapes, int1 to int8): this is 1.2% slower on average, 9% at worst; the best single pair
+// 2.3% (sweep_splits_20261127_early.json).
 constexpr Split half_of(Split split, const SplitQuestion& q) {
-  const int64_t bytes = q.tiles * q.steps * (256 * q.bits + 32), slices = split.parts * split.blocks;
-  const bool soon = bytes <= int64_t{100'000} * q.clusters[0] || ceil_div(q.steps, slices) <= 8;
-  split.early = soon ? 2 : 3, split.next_after = soon ? 4 : 6;
+  const int64_t bytes = q.tiles * q.steps * (256 * q.bits + 32) / q.clusters[0];  // of a multiprocessor
+  split.early = bytes <= 90'000 ? 2 : 3, split.next_after = bytes <= 90'000 ? 3 : bytes <= 150'000 ? 5 : 6;
   return split;
 }
 
