@@ -1,8 +1,8 @@
 """Finds the constants of a model of times, from times of several candidates (tiles, splits) for each of many products.
 
-First those that predict times best: the least squares of logarithms, where what is far slower than the fastest candidate
-counts little. Then those that choose best: what is lost to the fastest candidate by one drawn from a softmax of the
-predictions, which is smooth where a choice is not, with the squares beside it.
+First those that predict times best: the least squares of logarithms, where what is far slower than the fastest
+candidate counts little. Then those that choose best: what is lost to the fastest candidate by one drawn from a softmax
+of the predictions, which is smooth where a choice is not, with the squares beside it.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ def model_of(each: list[tuple[Product, Split]]) -> cost_fit.Model:
         tiles, steps, split = -(-n // 16), -(-k // 128), [row_tiles, parts, blocks, 1, warps, 0]
         work = native.split_work(tiles, steps, tokens, bits, split, [BLOCKS, PAIRS], False)
         doubled, megabytes = (parts * blocks).bit_length() - 1, tiles * steps * (256 * bits + 32) / 1e6
-        columns.append((warps == WHOLE, tokens > 8, bits - 1, *work, parts, blocks > 1, row_tiles * tokens // 8 * doubled, megabytes))  # fmt: skip
+        sums = row_tiles * tokens // 8 * doubled
+        columns.append((warps == WHOLE, tokens > 8, bits - 1, *work, parts, blocks > 1, sums, megabytes))
     table = torch.tensor(columns, dtype=torch.float64).T
     kind, wide, bits = (column.long() for column in table[:3])
     steps, busy, blocks, turns, in_parts, parts, paired, sums, megabytes = table[3:]
@@ -72,6 +73,12 @@ def text_of(value: torch.Tensor) -> str:
     return f"{value:.3g}f"
 
 
+def by_header(product: Product, split: Split) -> float:
+    n, k, tokens, bits = product
+    ways = [*split[:3], 1, split[3], 0]
+    return native.split_us(-(-n // 16), -(-k // 128), tokens, bits, ways, [BLOCKS, PAIRS], False)
+
+
 def main(files: list[str]) -> int:
     times = {product: of for file in files for product, of in products_of(file).items()}
     each = [(i, product, split) for i, (product, of) in enumerate(times.items()) for split in of]
@@ -81,13 +88,7 @@ def main(files: list[str]) -> int:
     for kind, name in enumerate(("half", "whole")):
         for what, value in found.items():
             print(name, what, text_of(value[kind]))
-    now = torch.tensor(
-        [
-            native.split_us(-(-n // 16), -(-k // 128), tokens, bits, [*split[:3], 1, split[3], 0], [BLOCKS, PAIRS], False)
-            for _, (n, k, tokens, bits), split in each
-        ],
-        dtype=torch.float64,
-    )  # fmt: skip
+    now = torch.tensor([by_header(product, split) for _, product, split in each], dtype=torch.float64)
     for name, predicted in (("split.h", now), ("fitted", model(found))):
         off = (predicted / measured.us).log()
         print(f"{name}: {cost_fit.summary(measured.lost(predicted))}; off by {(off**2).mean().sqrt():.3f}")

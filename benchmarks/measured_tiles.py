@@ -12,7 +12,10 @@ from lowbit.autotune.plan import Candidate
 from native.build import load
 
 RESULTS = Path(__file__).parent / "results/nvidia-h200"
-FILES = tuple(RESULTS / f"tiles_20261127{which}.json" for which in ("", "_small_layers", "_all_bits"))
+FILES = tuple(
+    RESULTS / f"tiles_{which}.json"
+    for which in ("20261127", "20261127_small_layers", "20261127_all_bits", "halves_20261127")
+)
 SM90, CLUSTERS = 2, [132, 66]
 SMALLEST = 8  # tokens of a tile of family gemm_sm90; those of decode have no costs
 
@@ -54,7 +57,8 @@ class Weight:
 def weights(files=FILES) -> list[Weight]:
     made: dict[tuple, Weight] = {}
     for file in files:
-        for dtype, n, k, m, tile, us in json.loads(Path(file).read_text())["rows"]:
+        for dtype, n, k, m, tile, *_, us in json.loads(Path(file).read_text())["rows"]:
             if tile >= SMALLEST:
-                made.setdefault((dtype, n, k), Weight(dtype, n, k)).us[tile][m] = us
+                times = made.setdefault((dtype, n, k), Weight(dtype, n, k)).us[tile]
+                times[m] = min(us, times.get(m, us))  # by whole multiprocessors and by halves
     return list(made.values())

@@ -22,6 +22,9 @@ NAMES = ("start", "meet", "more", "parts", "turn", "hot")  # of a line's constan
 _LINE = re.compile(r"\{(\d+), (?:128|256), [01], " + r"([\d.]+)f, " * len(NAMES) + r"\{([\d., f]*)\}\}")
 
 
+_HALF = re.compile(r"\{(\d+), \{([\d., f]*)\}, \{([\d., f]*)\}\}")
+
+
 class Work(NamedTuple):
     """Steps of the busiest worker, and of all on average, of as many columns as the tile has; whether sums of blocks
     meet, and of how many beyond two; whether tasks are in parts; whole tasks of a worker beyond the first; microseconds
@@ -45,6 +48,18 @@ def costs() -> dict[int, dict]:
     return found
 
 
+def half_costs() -> dict[int, list[list[float]]]:
+    """The same of blocks of half of a multiprocessor: start by 1, 2 and 4 blocks whose sums meet, step by bits."""
+    return {
+        int(tokens): [[float(one.strip().rstrip("f")) for one in numbers.split(",")] for numbers in lists]
+        for tokens, *lists in _HALF.findall(PLAN.read_text())
+    }
+
+
+def memory_us(n: int, k: int, bits: int) -> float:
+    return n * k * (bits + 0.125) / 8 / BYTES_PER_US
+
+
 @cache
 def work_of(tile: int, n: int, k: int, m: int, bits: int) -> Work:
     steps, blocks, tiles = -(-k // 128), -(-n // 128), -(-m // tile)
@@ -58,7 +73,7 @@ def work_of(tile: int, n: int, k: int, m: int, bits: int) -> Work:
     columns = 1 - native.kByColumns * (1 - native.columns_of_each(tile, m) / tile)
     return Work(
         longest * columns, average * columns, float(meet > 1), max(meet - 2.0, 0.0), float(in_parts),
-        -(-tasks // BLOCKS) - 1.0, n * k * (bits + 0.125) / 8 / BYTES_PER_US,
+        -(-tasks // BLOCKS) - 1.0, memory_us(n, k, bits),
     )  # fmt: skip
 
 

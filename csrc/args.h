@@ -66,7 +66,8 @@ using MatmulFn = void (*)(const MatmulArgs&);
 // that a block asks for before the kernel before has ended. Of family decode (templates/decode/spread.cuh): row groups
 // of a block, warps of each that share K, blocks of a cluster, stages that a warp asks for so early.
 // warps: of a block, that multiply; 8 where it takes half of a multiprocessor, 16 where all of it. next_after: eighths
-// of its stages that are asked for when the next kernel may begin, where a block has room beside.
+// of its stages that are asked for when the next kernel may begin, where a block has room beside. Of tiles of more than
+// 16 tokens blocks alone counts: whose sums meet; and warps.
 struct Split {
   int row_tiles, parts, blocks, early, warps, next_after;
 };
@@ -78,7 +79,8 @@ struct SplitQuestion {
   int warps;             // of a block, that multiply
   const int* clusters;   // as of Launch
   uint32_t fits;
-  bool fine = false;  // whether groups are of less than 128 k
+  bool fine = false;    // whether groups are of less than 128 k
+  int token_tiles = 1;  // tiles of tokens that are tasks of their own
 };
 
 // How a CUDA kernel is launched: where, on what (capability: 90 for 9.0), and whether it may overlap the kernel before

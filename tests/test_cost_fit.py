@@ -15,6 +15,15 @@ import fit_tile_costs
 import tile_model
 
 PRODUCTS = [(8192, 8192, 256, 4), (4608, 3584, 384, 8), (3584, 14336, 64, 1), (57344, 8192, 2048, 6)]
+PRODUCTS += [(2048, 2048, 32, 2), (4096, 1024, 128, 4), (8192, 8192, 32, 4)]
+
+
+def half_us(ways: list) -> list[float]:
+    if not ways:
+        return []
+    constants = zip(*(tile_model.half_costs()[tile] for tile in fit_tile_costs.HALVES), strict=True)
+    named = dict(zip(("half_start", "half_step"), (torch.tensor(one) for one in constants), strict=True))
+    return fit_tile_costs.halves_model(ways)(named).tolist()
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
@@ -25,6 +34,10 @@ def test_predictions_of_tiles_are_those_of_the_header(product):
     for tile, cost in costs.items():
         us = tile_model.native.tile_us(2, tile, [m, n, k], bits, False, False, 128, 0, 90, [132, 66])
         found = tile_model.predict(cost, cost["step"][bits - 1], tile_model.work_of(tile, n, k, m, bits))
+        ways = [(product, (tile, blocks)) for blocks in fit_tile_costs.MEET if bits <= 4 and tile in (32, 64)]
+        for (_, (_, blocks)), us_of_half in zip(ways, half_us(ways), strict=True):
+            if -(-n // 128) * -(-m // tile) <= {1: 132, 2: 66, 4: 30}[blocks]:
+                found = min(found, us_of_half)
         assert found == pytest.approx(us, rel=1e-4), tile
 
 
@@ -51,9 +64,12 @@ def test_the_model_of_splits_is_that_of_the_header():
 
 def test_files_become_products_with_the_least_of_their_times(tmp_path):
     rows = [["int4", 64, 128, 32, 48, 7.0], ["int4", 64, 128, 32, 64, 5.0], ["int4", 64, 128, 32, 64, 6.0],
+            ["int4", 64, 128, 32, 64, 2, 4.0],
             ["float8_e4m3", 64, 128, 32, 64, 1.0], ["int4", 64, 128, 16, 16, 1.0]]  # fmt: skip
     (tmp_path / "tiles").write_text(json.dumps({"rows": rows}))
-    assert fit_tile_costs.products_of([str(tmp_path / "tiles")]) == {(64, 128, 32, 4): {48: 7.0, 64: 5.0}}
+    assert fit_tile_costs.products_of([str(tmp_path / "tiles")]) == {
+        (64, 128, 32, 4): {(48, 0): 7.0, (64, 0): 5.0, (64, 2): 4.0}
+    }
     rows = [["int4", 64, 128, 8, None, 1.0], ["int4", 64, 128, 8, [2, 4, 1, 2, 8, 4], 3.0],
             ["int4", 64, 128, 8, [2, 4, 1, 3, 8, 6], 2.0], ["int4", 64, 128, 8, [16, 1, 1, 2, 16, 0], 4.0]]  # fmt: skip
     (tmp_path / "splits").write_text(json.dumps({"rows": rows}))

@@ -62,7 +62,7 @@ Launch launch_on(int device, Scratch& scratch) {
           Scratch::take,
           &scratch,
           capability >= 90 ? tensor_map_encoder() : nullptr,
-          split_of,
+          plan_split,
           {number(0), number(1), number(2), number(3), number(4), number(5)}};
 }
 

@@ -37,6 +37,7 @@
 #include "gemm_sm90/shape.cuh"
 #include "gemm_sm90/wide.cuh"
 #include "launch.cuh"
+#include "wide_halves.cuh"
 
 namespace lowbit::gemm_sm90 {
 
@@ -79,11 +80,20 @@ struct Bounds {
   // spill then.
   static constexpr bool kFewer = Tile::kTokens == 64 && Worker::kBits <= 4 && !(Form::kFine && Form::kZeros);
   static constexpr int kWide = kFewer ? 112 : 168;
-  static constexpr int kRegisters = Tile::kWgmma ? kWide : !Tile::kHalf ? kNarrow : kFew ? 96 : 80;
+  static constexpr int kHalf = Tile::kWgmma || kFew ? 96 : 80;
+  static constexpr int kRegisters = Tile::kHalf ? kHalf : Tile::kWgmma ? kWide : kNarrow;
 };
 
 template <class Weight, class Act, class Tile, class Form>
 using BoundsOf = Bounds<WorkerOf<Weight, Act, Tile, Form>, Tile, Form>;
+
+// The number of this block among the workers. Why a shuffle: the compiler then knows that a warp goes one way.
+template <class Tile>
+__device__ __forceinline__ int block_of(const Problem& p) {
+  const int own = blockIdx.x;
+  if constexpr (!Tile::kWgmma || !Tile::kHalf) return own;
+  return __shfl_sync(~0u, own >= p.deal.workers ? own & p.repeated : own, 0);
+}
 
 template <class Weight, class Act, class Tile, class Form, int Maps>
 __global__ void __maxnreg__((BoundsOf<Weight, Act, Tile, Form>::kRegisters))
@@ -99,8 +109,9 @@ __global__ void __maxnreg__((BoundsOf<Weight, Act, Tile, Form>::kRegisters))
     const uint32_t base = __shfl_sync(~0u, (ptx::shared_address(memory) + 1023) & ~1023u, 0);
     // Why a shuffle: the compiler then knows that a warp goes one way.
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, helper = warp - Tile::kWarps;
-    const Parts parts(p.deal, blockIdx.x);
-    const Producer<Weight, Tile, Form> producer(p, blockIdx.x, parts, base);
+    const int block = block_of<Tile>(p);
+    const Parts parts(p.deal, block);
+    const Producer<Weight, Tile, Form> producer(p, block, parts, base);
     if (helper == 0) {
       // ---- weights: they do not depend on the kernel before, nor on the other warps of this one
       if (ptx::elect_one()) producer.start();
@@ -186,7 +197,8 @@ inline int launch_kernels(const Kernels& kernels, const Traits& traits, const Ma
   const bool in_parts = p.deal.in_parts();
   if (in_parts)
     p.parts = static_cast<float*>(launch.scratch(launch.owner, int64_t{p.deal.sharers} * 2 * kernels.part_bytes));
-  const int own = p.deal.blocks_of(traits.cluster), blocks = p.deal.workers * own, cluster = own * p.deal.meet;
+  const int own = p.deal.blocks_of(traits.cluster), cluster = own * p.deal.meet;
+  const int blocks = traits.wgmma && traits.half ? launched_blocks(p, launch) : p.deal.workers * own;
   if (const cudaError_t error = start(kernels.multiply, &p, blocks, kernels.threads, shared_bytes, cluster, launch))
     return error;
   if (!in_parts) return cudaSuccess;
@@ -201,9 +213,11 @@ inline int launch_tile(const MatmulArgs& args, const Launch& launch, Affine affi
 }
 
 // Tiles that also come in half of a multiprocessor. Why not 16 tokens of fine groups beside sums of x: they spill.
-template <class Tile, class Form>
+template <class Weight, class Tile, class Form>
 constexpr bool kHalves =
-    !Tile::kWgmma && !Tile::kHalf && !(Tile::kTokens == 16 && Form::kFine && Form::kZeroForm == ZeroForm::kAny);
+    !Tile::kHalf &&
+    (Tile::kWgmma ? has_halves(Tile::kTokens, Weight::kBits, Weight::kFloat, Weight::kCodebook, Form::kFine)
+                  : !(Tile::kTokens == 16 && Form::kFine && Form::kZeroForm == ZeroForm::kAny));
 
 // args: checked by the caller; x rows 16-byte aligned, codes in layout nvidia; m <= Tile::kTokens where a tile
 // multiplies by mma.sync. Returns a cudaError_t: cudaErrorInvalidValue when this tile can't hold the problem.
@@ -223,7 +237,7 @@ inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
     constexpr bool kFloatScales = Stage<Weight, Tile, Form>::kFloatScales && !kRoundsValues<Weight, Act, Tile>;
     if (fp32_scales && !kFloatScales) return cudaErrorInvalidValue;
     if constexpr ((Tile::kAll || !Form::kFine) && !(Weight::kCodebook && Form::kZeros)) {
-      if constexpr (kHalves<Tile, Form>) {
+      if constexpr (kHalves<Weight, Tile, Form>) {
         // It refuses what the plan has all of a multiprocessor for.
         int error = cudaErrorInvalidValue;
         if (launch.capability == 90)

@@ -18,14 +18,14 @@ TILES = (32, 48, 64, 96, 128, 144, 160, 192, 208, 256)
 SHAPES = [(520, 4096), (1000, 1000), (17000, 1100)]
 
 
-def right(row: dict, shape: tuple[int, int], m: int, meet: int, group: int = 128) -> bool:
-    """Whether a kernel lets so many blocks share tasks; its product is right then, and the same twice more, while the
-    one before it ends."""
-    kind = "zero" if row["weight"].startswith("uint") else "none"
+def right(row: dict, shape, m: int, meet: int, group: int = 128, halves: bool = False, kind: str = "zero") -> bool:
+    """Whether a kernel lets so many blocks share tasks, or, by halves of a multiprocessor, have them; its product is
+    right then, and the same twice more, while the one before it ends."""
+    kind = kind if row["weight"].startswith("uint") else "none"
     weight = oracle.make(row["weight"], shape, group, kind, seed=m + meet)
     x = oracle.normal(m, shape[1], dtype=getattr(torch, row["act"]), seed=meet)
     bias = bias_for(shape[0], meet)
-    return right_by_split(row["name"], (8, 1, meet, 1, 8, 0), x, weight, bias)
+    return right_by_split(row["name"], (8, 1, meet, *((2, 8, 4) if halves else (1, 16, 0))), x, weight, bias)
 
 
 def row_for(dtype: str, act: torch.dtype, tokens: int) -> dict:
@@ -53,6 +53,40 @@ def test_sums_of_other_activations_and_groups_are_right(dtype, tokens):
     for i, shape in enumerate(SHAPES[:2]):
         for meet in range(2, MOST + 1):
             assert right(row, shape, tokens - 8 * i, meet, (32, -1)[i]), (shape, meet)
+
+
+#: Types whose blocks of half of a multiprocessor have n32, and n64 (csrc/templates/wide_halves.cuh).
+HALVES = {
+    32: ["int1", "int2", "uint3", "int4", "uint4", "int5", "int6", "float3_e1m1", "float4_e2m1"],
+    64: ["int1", "uint2", "int3", "int4", "uint4", "float3_e1m1", "float4_e2m1"],
+}
+
+
+@pytest.mark.parametrize("act", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("tokens", "dtype"), [(tokens, dtype) for tokens, of in HALVES.items() for dtype in of])
+def test_halves_of_a_multiprocessor_are_right(tokens, dtype, act):
+    """Of a task each or sums that meet, in launches of which some blocks repeat what others do."""
+    row = row_for(dtype, act, tokens)
+    groups = ((128, "whole"), (-1, "whole"), *((group, "zero") for group in (16, 32, 64) if tokens == 32))
+    for i, shape in enumerate([(520, 4096), (1000, 1000), (136, 8200), (3000, 1030)]):
+        for j, (group, kind) in enumerate(groups):
+            meet, m = (1, 2, 4)[(i + j) % 3], (tokens, tokens - 11, tokens + 9)[j % 3]
+            if -(-shape[0] // 128) * -(-m // tokens) <= 28:
+                assert right(row, shape, m, meet, group, True, kind), (shape, m, meet, group)
+
+
+def test_halves_refuse_what_whole_multiprocessors_are_for():
+    row = row_for("int4", torch.float16, 32)
+    assert not right(row, (520, 1024), 32, 3, halves=True), "clusters of three leave too much of a device idle"
+    assert not right(row, (128 * 100, 1024), 32, 2, halves=True), "more tasks than clusters"
+    assert not right(row_for("int8", torch.float16, 32), (520, 1024), 32, 1, halves=True), "no kernel"
+    assert not right(row_for("int4", torch.float16, 128), (520, 1024), 32, 1, halves=True), "no kernel"
+
+
+@pytest.mark.parametrize(("dtype", "tokens"), [("int4", 32), ("uint2", 64)])
+def test_sanitizer_small_product_by_halves_of_more_tokens(dtype, tokens):
+    for meet in (1, 2, 4):
+        assert right(row_for(dtype, torch.float16, tokens), (300, 2100), tokens - 3, meet, halves=True, kind="whole")
 
 
 def test_more_blocks_than_sums_can_come_from_are_refused():

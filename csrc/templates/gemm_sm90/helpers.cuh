@@ -77,7 +77,8 @@ struct Producer {
         ring{shared, problem.ring},
         steps(Stage::kNarrow ? problem.ring.steps : Stage::kSteps),
         count(parts.stages),
-        early(min(Stage::kNarrow ? problem.ring.split.early : Map::kEarly, Stage::kHalf ? count : max(count / 4, 1))),
+        early(min(Stage::kNarrow || Stage::kHalf ? problem.ring.split.early : Map::kEarly,
+                  Stage::kHalf ? count : max(count / 4, 1))),
         next(Stage::kHalf ? max(count * problem.ring.split.next_after / 8, 1) : 0),
         worker(own_worker),
         first(problem, own_worker) {}

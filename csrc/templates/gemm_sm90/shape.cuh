@@ -28,14 +28,15 @@ constexpr int kSharedTwoRings = 222 * 1024;
 constexpr int kSharedHalf = narrow::shared_bytes(8);
 
 // Tokens: columns of a tile, at most. Up to 16 are multiplied by mma.sync, with 16 warps, or with Workers = 8 in half
-// of a multiprocessor; more by wgmma, with two warpgroups, of which each has the registers for 64 x 128 sums. A warp
-// takes 16 rows. More warps help: one brings everything, others add up x.
+// of a multiprocessor; more by wgmma, with two warpgroups, of which each has the registers for 64 x 128 sums, or, with
+// Workers = 8 and 32 or 64 tokens, in half of one too (wide_halves.cuh). A warp takes 16 rows. More warps help: one
+// brings everything, others add up x.
 template <int Tokens, int Workers = 16>
 struct Tile {
   static constexpr int kTokens = Tokens, kColumns = Tokens / 8;
   static constexpr bool kWgmma = Tokens >= 32;
   static constexpr int kWarps = kWgmma ? 8 : Workers;
-  static constexpr bool kHalf = !kWgmma && Workers == 8;
+  static constexpr bool kHalf = Workers == 8;
   static constexpr bool kLarge = Tokens >= 144;  // a kernel of its own, large.cuh
   // Bytes of shared memory of a block.
   static constexpr int kShared = kHalf ? kSharedHalf : kLarge ? kSharedTwoRings : kSharedAlone;
@@ -155,6 +156,7 @@ struct Problem {
   narrow::Stages ring;  // of tiles of up to 16 tokens
   int box_steps;        // and a box of their codes: how many times 128 k, or all of a warp's steps
   bool deep_x;          // whether x of a stage is one box of them
+  int repeated;         // a block b beyond the workers does what block b & repeated does (maps.cuh)
   float* parts;  // sums of parts of tasks: [worker][first, last][block of the cluster][row tile][column][lane][4]
   void* y;
   const void* bias;

@@ -154,11 +154,12 @@ struct Wide {
     if (!kOpen) turns.begin();
     auto place = Ring<Stage>{base, p.ring}.first();
     uint32_t before = 0;  // the place whose products may still run
+    const int count = Tile::kHalf ? 1 : parts.count;
     const auto release = [&](bool used) {
       if (used && lane == 0) ptx::arrive(base + Map::kEmpty + 8 * before);
     };
 #pragma unroll 1
-    for (int turn = 0; turn < parts.count; ++turn) {
+    for (int turn = 0; turn < count; ++turn) {
       const Part part = parts[turn];
       Sums sum = {};
       State state;
@@ -188,7 +189,7 @@ struct Wide {
       if (kExact)
 #pragma unroll
         for (int i = 0; i < Tile::kTokens / 2; ++i) sum[i] *= unit[i / 2 % 2];
-      if (p.deal.meet == 1 && part.end - part.begin < p.deal.stages) {
+      if (!Tile::kHalf && p.deal.meet == 1 && part.end - part.begin < p.deal.stages) {
         keep_part<Tile>(p, blockIdx.x, part.place, 0, warp, lane, [&](int c, int i) { return sum[4 * c + i]; });
       } else {
         finish_task<Act, Tile>(p, part, base + Map::kMeeting, base + Map::kMet, warp, lane, sum);
