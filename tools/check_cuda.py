@@ -70,6 +70,7 @@ ALONE = {
 HALVES = {
     re.compile(f"{_NARROW.format('(8|16)')}Li8E.*{_PLAIN}"): ("kSharedHalf", 320),
     re.compile(f"{_NARROW.format('(8|16)')}Li8E"): ("kSharedHalf", 384),
+    re.compile(f"{_NARROW.format('(32|64)')}Li8E"): ("kSharedHalf", 288),
 }
 #: Mangled names of kernels that are launched with the programmatic attribute; of those that bring weights and x as
 #: boxes of tensors; of those that read no weight and have no dynamic shared memory.

@@ -1,6 +1,6 @@
 """Risk: once in a million launches a product is wrong.
 
-SOAK_REPLAYS says how often the graph is replayed (2,000 without it). Every replay writes new x, multiplies by six
+SOAK_REPLAYS says how often the graph is replayed (2,000 without it). Every replay writes new x, multiplies by eight
 weights and compares all bits on the device, while another stream multiplies, copies and runs products of its own.
 SOAK_SECONDS (5 without it): how long products run beside those that fill the device, and beside another process, with
 which they take turns.
@@ -71,6 +71,7 @@ def test_soak_beside_the_work_of_another_stream():
     turns = Turns(TURNS)
     kinds = [("int1", 1, torch.float16), ("int4", 8, torch.bfloat16), ("uint3", 16, torch.float16)]
     kinds += [("float6_e3m2", 4, torch.float16), ("uint4", 40, torch.bfloat16), ("int8", 100, torch.float16)]
+    kinds += [("int4", 24, torch.float16), ("int2", 64, torch.bfloat16)]  # by halves of a multiprocessor
     lines = [Line(t, (768, 1024), m, act, seed=i, turns=turns) for i, (t, m, act) in enumerate(kinds)]
 
     def work():

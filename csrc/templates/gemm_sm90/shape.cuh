@@ -20,12 +20,13 @@ namespace lowbit::gemm_sm90 {
 using layout::kStepK;  // 128 k: whole tiles of every plane
 
 // Shared memory of a block.
-constexpr int kSharedAlone = narrow::shared_bytes(16);
+constexpr int kSharedAlone = 220 * 1024;
 // Of one of more than 128 tokens, which then has five places of x with all types of weights (large.cuh).
 constexpr int kSharedTwoRings = 222 * 1024;
 // Of one of two blocks, of products that follow each other: the second begins when the first has asked for most of its
 // weights.
-constexpr int kSharedHalf = narrow::shared_bytes(8);
+constexpr int kSharedHalf = 110 * 1024;
+static_assert(kSharedAlone == narrow::shared_bytes(16) && kSharedHalf == narrow::shared_bytes(8));
 
 // Tokens: columns of a tile, at most. Up to 16 are multiplied by mma.sync, with 16 warps, or with Workers = 8 in half
 // of a multiprocessor; more by wgmma, with two warpgroups, of which each has the registers for 64 x 128 sums, or, with
