@@ -45,7 +45,7 @@ def test_every_number_of_columns_is_right_where_sums_meet(dtype):
     weight = oracle.make(dtype, (520, 2048), 128, kind_of(dtype))
     for i, tokens in enumerate(TOKENS):
         x, meet = oracle.normal(tokens, 2048, dtype=torch.float16, seed=tokens), 2 + i % 3
-        assert right_by_split(row["name"], (8, 1, meet, 1, 8, 0), x, weight, None), (tokens, meet)
+        assert right_by_split(row["name"], (8, 1, meet, 1, 16, 0), x, weight, None), (tokens, meet)
 
 
 @pytest.mark.parametrize("m", [150, 190, 220, 256])
