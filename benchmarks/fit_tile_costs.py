@@ -22,6 +22,7 @@ import torch
 FEWEST = 17  # rows of x that these tiles are for
 HALVES = [32, 64]  # tiles that come in half of a multiprocessor too
 MEET = [1, 2, 4]  # blocks
+MOST_STEPS = {32: 32, 64: 24}  # times 128 k of a block of those, as most_steps of struct HalfCost
 
 Product = tuple[int, int, int, int]  # n, k, m, bits
 Way = tuple[int, int]  # tile, and blocks of half of a multiprocessor whose sums meet, or 0 for whole ones
@@ -32,10 +33,15 @@ def products_of(files: list[str]) -> dict[Product, dict[Way, float]]:
     found: dict[Product, dict[Way, float]] = defaultdict(dict)
     for file in files:
         for dtype, n, k, m, tile, *blocks, us in json.loads(Path(file).read_text())["rows"]:
-            if dtype.startswith("int") and tile > 16 and m >= FEWEST:
+            short = not blocks or steps_of_half(k, blocks[0]) <= MOST_STEPS[tile]
+            if dtype.startswith("int") and tile > 16 and m >= FEWEST and short:
                 times, way = found[n, k, m, int(dtype[3:])], (tile, blocks[0] if blocks else 0)
                 times[way] = min(us, times.get(way, us))
     return {product: times for product, times in found.items() if len(times) > 1}
+
+
+def steps_of_half(k: int, blocks: int) -> int:
+    return math.ceil(math.ceil(k / 128) / blocks)
 
 
 def whole_model(each: list[tuple[Product, Way]], tiles: list[int]) -> cost_fit.Model:
@@ -55,7 +61,7 @@ def halves_model(each: list[tuple[Product, Way]]) -> cost_fit.Model:
     which = torch.tensor([HALVES.index(tile) for _, (tile, _) in each])
     meet = torch.tensor([MEET.index(blocks) for _, (_, blocks) in each])
     bits = torch.tensor([product[3] - 1 for product, _ in each])
-    steps = torch.tensor([float(math.ceil(math.ceil(k / 128) / blocks)) for (_, k, _, _), (_, blocks) in each])
+    steps = torch.tensor([float(steps_of_half(k, blocks)) for (_, k, _, _), (_, blocks) in each])
     memory = torch.tensor([tile_model.memory_us(n, k, bits) for (n, k, _, bits), _ in each], dtype=torch.float64)
 
     def model(constants):

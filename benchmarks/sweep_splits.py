@@ -74,8 +74,9 @@ def splits_of_decode() -> list[Split]:
 
 
 def splits_of_more_rows() -> list[Split]:
-    """Parts for a second kernel, and two to four blocks whose sums meet."""
-    return [(8, 1, blocks, 1, 8, 0) for blocks in (1, 2, 3, 4)]
+    """Parts for a second kernel, and two to four blocks whose sums meet; by halves of a multiprocessor one to four."""
+    halves = [(8, 1, blocks, 2, 8, 4) for blocks in (1, 2, 4)]
+    return [(8, 1, blocks, 1, 16, 0) for blocks in (1, 2, 3, 4)] + halves
 
 
 def main(argv: list[str]) -> int:

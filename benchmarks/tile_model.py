@@ -22,7 +22,7 @@ NAMES = ("start", "meet", "more", "parts", "turn", "hot")  # of a line's constan
 _LINE = re.compile(r"\{(\d+), (?:128|256), [01], " + r"([\d.]+)f, " * len(NAMES) + r"\{([\d., f]*)\}\}")
 
 
-_HALF = re.compile(r"\{(\d+), \{([\d., f]*)\}, \{([\d., f]*)\}\}")
+_HALF = re.compile(r"\{(\d+), \d+, \{([\d., f]*)\}, \{([\d., f]*)\}\}")
 
 
 class Work(NamedTuple):

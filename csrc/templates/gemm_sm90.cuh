@@ -19,7 +19,8 @@
 //
 // A worker stores y of a task that it has all of; of others it leaves the sums of its part in memory, and add_parts
 // makes y of them. With more tokens, blocks of a cluster may have equal parts of a task left over instead: their sums
-// meet in shared memory, and no second kernel follows (meeting.cuh).
+// meet in shared memory, and no second kernel follows (meeting.cuh). Of 32 and 64 tokens there are kernels whose blocks
+// take half of a multiprocessor too, each with one task or its part of one (wide_halves.cuh).
 //
 // Up to 16 tokens are multiplied by mma.sync (narrow.cuh), up to 128 by wgmma (wide.cuh), 16 rows a warp; one warp
 // brings stages of W, its scales and x to a ring in shared memory. Tiles of 144 tokens and more have a kernel of their
