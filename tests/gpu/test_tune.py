@@ -162,7 +162,7 @@ def test_the_time_that_tuning_may_take_is_enough_for_a_large_weight():
 def test_what_was_measured_is_shown_and_each_layer_is_tuned_once(folder):
     layers = [lowbit.Linear.from_linear(torch.nn.Linear(1024, 512, bias=False).half(), "int4") for _ in range(2)]
     model, steps = torch.nn.Sequential(layers[0], torch.nn.Linear(512, 1024), layers[1]).cuda(), []
-    found = lowbit.tune(model, ms=[20, 300], seconds=5, progress=lambda *step: steps.append(step))
+    found = lowbit.tune(model, ms=[20, 256], seconds=5, progress=lambda *step: steps.append(step))
     assert list(found) == [INT4] and steps == [(1, 1, str(INT4))]
     assert found.file.parent == folder and cache.of_machine(tuned.machine_of(0)) == {
         INT4: {span: {name: round(us, 2) for name, us in times.items()} for span, times in found[INT4].items()}
@@ -172,7 +172,7 @@ def test_what_was_measured_is_shown_and_each_layer_is_tuned_once(folder):
     shown = tuned.candidates(INT4.scheme, "float16", span[1], *SHAPE, device_of(0))
     assert shown[0].name == winner(times) and shown[0].measured == times[shown[0].name]
     assert "measured" in str(table) and "by times of this machine" in lowbit.info()["tuned"]
-    assert lowbit.tune(model, ms=[20, 300]) == {}, "what is known is not measured again"
+    assert lowbit.tune(model, ms=[20, 256]) == {}, "what is known is not measured again"
 
 
 CODE = """
