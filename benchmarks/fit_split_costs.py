@@ -19,7 +19,7 @@ import torch
 from tile_model import BLOCKS, PAIRS, native
 
 HALF, WHOLE = 8, 16  # warps of a block
-MEMORY = 4.3  # TB/s, as kBytesPerUs of csrc/cuda/plan.h
+MEMORY = 4.3  # TB/s, as kBytesPerUs of csrc/cuda/split.h
 MOST_K_OF_HALVES = 128 * 128  # as kMostStepsOfHalves of split.h
 START = {
     "start": [[1.6, 1.6]] * 2, "waits": [[1.0, 1.0]] * 2, "x": [[0.02, 0.02]] * 2, "step": [[[0.06] * 8] * 2] * 2,

@@ -1,4 +1,4 @@
-"""Fits the constants of tiles in csrc/cuda/plan.h to results of sweep_tiles.py, and says how well they choose.
+"""Fits the constants of tiles in csrc/cuda/tile_costs.h to results of sweep_tiles.py, and says how well they choose.
 
     python benchmarks/fit_tile_costs.py benchmarks/results/nvidia-h200/tiles_*20261127*.json
 

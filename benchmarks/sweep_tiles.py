@@ -1,5 +1,5 @@
 """Times every tile of families decode (up to 4 tokens) and gemm_sm90 that may be worth it for some shapes and numbers
-of rows of x: what fit_tile_costs.py makes the constants of csrc/cuda/plan.h from.
+of rows of x: what fit_tile_costs.py makes the constants of csrc/cuda/tile_costs.h from.
 
     python benchmarks/sweep_tiles.py --types int4
 

@@ -1,4 +1,4 @@
-"""What csrc/cuda/plan.h takes a product by a tile of gemm_sm90 with more than 16 tokens to cost, as gemm_us there."""
+"""What csrc/cuda/tile_costs.h takes a product by a tile of gemm_sm90 with more than 16 tokens to cost, as whole_us there."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from native.build import load  # noqa: E402
 
 native = load("deal_math")
 
-PLAN = ROOT / "csrc/cuda/plan.h"
+PLAN = ROOT / "csrc/cuda/tile_costs.h"
 BYTES_PER_US = 4.3e6
-BLOCKS, PAIRS, CLUSTERS = 132, 66, [0, 132, 66, 39, 30]  # as plan.h has it of an H200
+BLOCKS, PAIRS, CLUSTERS = 132, 66, [0, 132, 66, 39, 30]  # as tile_costs.h has it of an H200
 NAMES = ("start", "meet", "more", "parts", "turn", "hot")  # of a line's constants, before the steps
 _LINE = re.compile(r"\{(\d+), (?:128|256), [01], " + r"([\d.]+)f, " * len(NAMES) + r"\{([\d., f]*)\}\}")
 
@@ -40,7 +40,7 @@ class Work(NamedTuple):
 
 
 def costs() -> dict[int, dict]:
-    """Tokens of a tile -> its constants, as they stand in plan.h: NAMES, and ``step`` by bits."""
+    """Tokens of a tile -> its constants, as they stand in tile_costs.h: NAMES, and ``step`` by bits."""
     found = {}
     for tokens, *numbers, steps in _LINE.findall(PLAN.read_text()):
         each = [float(step.strip().rstrip("f")) for step in steps.split(",")]

@@ -76,7 +76,7 @@ constexpr SplitCosts kWholeCosts = {{1.1f, 1.29f},
                                     0.0f,
                                     0.243f,
                                     2.59f};
-constexpr float kWeightBytesPerUs = 4.3e6f;
+constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
 
 constexpr float split_us(const Split& split, const SplitQuestion& q) {
   const SplitCosts& costs = split.warps < narrow::kMostWorkers ? kHalfCosts : kWholeCosts;
@@ -86,7 +86,7 @@ constexpr float split_us(const Split& split, const SplitQuestion& q) {
   const float products = steps * (static_cast<float>(work.busy) + costs.waits[own]) * costs.step[own][q.bits - 1];
   const float bytes = static_cast<float>(q.tiles) * static_cast<float>(q.steps * (256 * q.bits + 32));
   const float idle = static_cast<float>(q.clusters[0]) / static_cast<float>(work.blocks) - 1;
-  const float memory = bytes / kWeightBytesPerUs * (1 + costs.idle * idle);
+  const float memory = bytes / kBytesPerUs * (1 + costs.idle * idle);
   const float most = std::max(products, memory), least = std::min(products, memory);
   int doubled = 0;
   for (int all = split.parts * split.blocks; all > 1; all /= 2) ++doubled;

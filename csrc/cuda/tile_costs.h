@@ -1,0 +1,122 @@
+// Times of gemm_sm90's tiles of more than 16 tokens, and of their kernels whose blocks take half of a multiprocessor:
+// costs measured on an H200, plain arithmetic on sizes.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "../args.h"
+#include "../templates/deal.cuh"
+#include "split.h"
+
+namespace lowbit::cuda {
+
+constexpr float kLast = 1e9f;  // costs from here on only rank tiles
+
+// What family gemm_sm90 takes of time: us = start + work + ends. Work is the steps of 128 k of the busiest worker
+// (deal.cuh) times `step`, but no less than what workers have on average and `hot` more, because the device slows down
+// at its limit of power where all of them work, and no less than memory takes. A step is one of 256 rows of W with
+// 256 tokens, else 128. Ends: `meet` where sums of two blocks meet, `more` for each block more, `parts` where a second
+// kernel adds them up, `turn` for each whole task of a worker but the first. Fitted by benchmarks/fit_tile_costs.py to
+// products on an H200 (fp16, group 128, 39 shapes from 1024 x 3072 to 28672 x 4096, 24 to 1000 rows: int2, int4 and
+// int8, nine shapes of the others, six up to 2048 rows; nvidia-h200/tiles_20261127*.json, tiles_20261125.json): of 1502
+// products the tile with the least is 0.4% slower than the fastest one on average, within 5% in 97%, 12% at worst.
+struct TileCost {
+  int tokens, rows, workers;  // workers: index into clusters
+  float start, meet, more, parts, turn, hot;
+  float step[8];  // by bits, from 1
+};
+constexpr TileCost kTileCosts[] = {
+    {32, 128, 0, 2.15f, 0.60f, 0.00f, 2.25f, 0.40f, 0.10f, {0.28f, 0.28f, 0.33f, 0.32f, 0.39f, 0.41f, 0.45f, 0.37f}},
+    {48, 128, 0, 2.16f, 0.72f, 0.00f, 3.05f, 0.87f, 0.02f, {0.34f, 0.36f, 0.41f, 0.38f, 0.47f, 0.48f, 0.54f, 0.46f}},
+    {64, 128, 0, 2.33f, 0.85f, 0.11f, 2.99f, 0.82f, 0.10f, {0.42f, 0.43f, 0.50f, 0.46f, 0.53f, 0.55f, 0.59f, 0.52f}},
+    {96, 128, 0, 2.02f, 1.42f, 0.30f, 3.88f, 1.03f, 0.10f, {0.56f, 0.57f, 0.63f, 0.59f, 0.65f, 0.66f, 0.68f, 0.66f}},
+    {128, 128, 0, 1.95f, 1.83f, 0.58f, 5.06f, 1.40f, 0.12f, {0.67f, 0.66f, 0.73f, 0.73f, 0.79f, 0.83f, 0.85f, 0.80f}},
+    {144, 128, 0, 2.54f, 2.42f, 0.43f, 5.06f, 1.06f, 0.09f, {0.78f, 0.78f, 0.88f, 0.83f, 0.92f, 0.96f, 0.96f, 0.91f}},
+    {160, 128, 0, 2.01f, 2.68f, 0.67f, 5.22f, 0.90f, 0.10f, {0.92f, 0.84f, 0.94f, 0.91f, 0.99f, 1.06f, 1.02f, 0.99f}},
+    {192, 128, 0, 0.69f, 4.21f, 1.04f, 8.41f, 1.18f, 0.07f, {1.07f, 0.98f, 1.04f, 1.05f, 1.12f, 1.20f, 1.09f, 1.13f}},
+    {208, 128, 0, 1.83f, 3.44f, 0.81f, 6.92f, 2.04f, 0.08f, {1.11f, 1.06f, 1.11f, 1.14f, 1.18f, 1.27f, 1.20f, 1.22f}},
+    {256, 256, 1, 2.63f, 4.79f, 0.22f, 8.66f, 1.33f, 0.04f, {1.41f, 1.30f, 1.40f, 1.41f, 1.47f, 1.56f, 1.44f, 1.50f}},
+};
+// A product by a tile of more than 16 tokens, as deal.cuh sees it. work: what a step takes more than of integers
+// without zeros, and of all columns.
+struct WideTasks {
+  int64_t row_blocks, token_tiles, steps;
+  int bits;
+  const int* clusters;
+  float memory, work;
+};
+
+constexpr float whole_us(const WideTasks& w, const TileCost& cost) {
+  const bool paired = cost.rows == 256;
+  const int64_t tasks = w.row_blocks * w.token_tiles, pairs = (w.row_blocks + 1) / 2 * w.token_tiles;
+  const int most = w.clusters[0];
+  if (most < 1 || w.clusters[cost.workers] < 1 || std::max(tasks, w.steps * most) > INT32_MAX) return kLast;
+  // Clusters of 3 and 4 as of an H200: the last part of a GPU may be too small for one.
+  const int two = w.clusters[1];
+  const MostClusters clusters = {{0, most, two, two * 3 / 5, two * 15 / 32}};
+  const int all = static_cast<int>(tasks), each = static_cast<int>(w.steps);
+  const MeetingDeal dealt = paired ? best_deal_of_pairs(static_cast<int>(pairs), all, each, clusters, kMostMeet)
+                                   : best_deal(all, each, clusters, kMostMeet, kMeetSaves);
+  const bool in_pairs = paired && dealt.meet == 1;
+  const float longest = static_cast<float>(dealt.longest());
+  const float average = static_cast<float>(in_pairs ? pairs : tasks) * static_cast<float>(w.steps) /
+                        static_cast<float>(in_pairs ? two : most);
+  const float work = std::max(longest, average * (1 + cost.hot)) * cost.step[w.bits - 1] * w.work;
+  const int64_t turns = (tasks - 1) / most;
+  const float ends = (dealt.in_parts() ? cost.parts : 0.0f) + cost.turn * static_cast<float>(turns) +
+                     (dealt.meet > 1 ? cost.meet + cost.more * static_cast<float>(dealt.meet - 2) : 0.0f);
+  return cost.start + std::max(work, w.memory) + ends;
+}
+
+// The same of kernels whose blocks have half of a multiprocessor (templates/wide_halves.cuh), each a task or its part
+// of one: us = start + work. start: by blocks whose sums meet, one, two or four. Fitted beside the others, 26 shapes,
+// int1 to int6 (nvidia-h200/tiles_halves_20261127.json). Why not with many steps: a ring of half of a multiprocessor is
+// short. Measured on an H200, us, 64 rows, int4, by whole ones and by halves: 8192 x 8192 18.0 and 19.0, 4096 x 14336
+// 17.5 and 18.9.
+struct HalfCost {
+  int tokens, most_steps;  // times 128 k of a block
+  float start[3];
+  float step[6];  // by bits, from 1
+};
+constexpr HalfCost kHalfTileCosts[] = {
+    {32, 32, {1.96f, 2.47f, 2.20f}, {0.26f, 0.27f, 0.31f, 0.29f, 0.39f, 0.39f}},
+    {64, 24, {1.60f, 2.68f, 2.52f}, {0.42f, 0.42f, 0.50f, 0.47f, 0.50f, 0.50f}},
+};
+
+// Of the fastest one; blocks: whose sums meet, 0 where none can be.
+struct HalfTime {
+  float us;
+  int blocks;
+};
+constexpr HalfTime half_time(const WideTasks& w, int tokens) {
+  HalfTime best{kLast, 0};
+  for (const HalfCost& cost : kHalfTileCosts)
+    for (int i = 0; cost.tokens == tokens && i < 3; ++i) {
+      const int blocks = 1 << i;  // clusters of four as of an H200
+      const int64_t most = i == 2 ? w.clusters[1] * 15 / 32 : w.clusters[i];
+      const int64_t steps = (w.steps + blocks - 1) / blocks;
+      if (w.row_blocks * w.token_tiles > most || w.steps < 2 * blocks || steps > cost.most_steps) continue;
+      const float work = static_cast<float>(steps) * cost.step[w.bits - 1] * w.work;
+      const float us = cost.start[i] + std::max(work, w.memory);
+      if (us < best.us) best = {us, blocks};
+    }
+  return best;
+}
+
+// What kernels that may share K are told: of up to 16 tokens by split.h, of more those whose blocks have half of a
+// multiprocessor, which have no split where whole ones are faster.
+constexpr Split plan_split(const SplitQuestion& q) {
+  if (q.tokens <= 16) return split_of(q);
+  const float bytes = static_cast<float>(q.tiles) * static_cast<float>(q.steps * (256 * q.bits + 32));
+  const WideTasks w{(q.tiles + 7) / 8, q.token_tiles, q.steps, q.bits, q.clusters, bytes / kBytesPerUs, 1.0f};
+  for (const TileCost& cost : kTileCosts) {
+    if (cost.tokens != q.tokens) continue;
+    const HalfTime half = half_time(w, q.tokens);
+    // When the next block begins hardly counts: of five pairs of stages and eighths this one is 0.6% slower than the
+    // best on average, 7% at worst (710 products).
+    if (half.blocks > 0 && half.us < whole_us(w, cost)) return {8, 1, half.blocks, 2, 8, 4};
+  }
+  return {};
+}
+
+}  // namespace lowbit::cuda
