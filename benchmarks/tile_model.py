@@ -1,4 +1,4 @@
-"""What csrc/cuda/tile_costs.h takes a product by a tile of gemm_sm90 with more than 16 tokens to cost, as whole_us there."""
+"""What csrc/cuda/tile_costs.h takes a product by a tile of more than 16 tokens to cost, as whole_us there."""
 
 from __future__ import annotations
 
