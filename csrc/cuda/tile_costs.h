@@ -37,6 +37,7 @@ constexpr TileCost kTileCosts[] = {
     {208, 128, 0, 1.83f, 3.44f, 0.81f, 6.92f, 2.04f, 0.08f, {1.11f, 1.06f, 1.11f, 1.14f, 1.18f, 1.27f, 1.20f, 1.22f}},
     {256, 256, 1, 2.63f, 4.79f, 0.22f, 8.66f, 1.33f, 0.04f, {1.41f, 1.30f, 1.40f, 1.41f, 1.47f, 1.56f, 1.44f, 1.50f}},
 };
+
 // A product by a tile of more than 16 tokens, as deal.cuh sees it. work: what a step takes more than of integers
 // without zeros, and of all columns.
 struct WideTasks {
@@ -73,10 +74,11 @@ constexpr float whole_us(const WideTasks& w, const TileCost& cost) {
 // int1 to int6 (nvidia-h200/tiles_halves_20261127.json). Why not with many steps: a ring of half of a multiprocessor is
 // short. Measured on an H200, us, 64 rows, int4, by whole ones and by halves: 8192 x 8192 18.0 and 19.0, 4096 x 14336
 // 17.5 and 18.9.
+constexpr int kMostBitsOfHalves = 6;
 struct HalfCost {
   int tokens, most_steps;  // times 128 k of a block
   float start[3];
-  float step[6];  // by bits, from 1
+  float step[kMostBitsOfHalves];  // by bits, from 1
 };
 constexpr HalfCost kHalfTileCosts[] = {
     {32, 32, {1.96f, 2.47f, 2.20f}, {0.26f, 0.27f, 0.31f, 0.29f, 0.39f, 0.39f}},
@@ -90,6 +92,7 @@ struct HalfTime {
 };
 constexpr HalfTime half_time(const WideTasks& w, int tokens) {
   HalfTime best{kLast, 0};
+  if (w.bits > kMostBitsOfHalves) return best;
   for (const HalfCost& cost : kHalfTileCosts)
     for (int i = 0; cost.tokens == tokens && i < 3; ++i) {
       const int blocks = 1 << i;  // clusters of four as of an H200
