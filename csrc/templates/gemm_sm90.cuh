@@ -119,7 +119,7 @@ __global__ void __maxnreg__((BoundsOf<Weight, Act, Tile, Form>::kRegisters))
     } else if (kHelpers<Worker, Tile> > 1 ? helper == 1 : warp == 0) {
       if (ptx::elect_one()) {
         ptx::prefetch_map(p.maps[kMapOfX]);
-        const int arrivals = Tile::kWgmma ? Tile::kWarps : p.ring.split.row_tiles * p.ring.split.parts;
+        const int arrivals = Tile::kWgmma ? Tile::kRowTiles : p.ring.split.row_tiles * p.ring.split.parts;
 #pragma unroll 1
         for (int i = 0; i < producer.ring.depth(); ++i) {
           if (Worker::kSums) ptx::arrivals_init(base + Map::kSummed + 8 * i, 32 * kSummers);
@@ -184,7 +184,7 @@ inline Kernels kernels() {
   } else {
     found.multiply = reinterpret_cast<const void*>(multiply<Weight, Act, Tile, Form, kMaps>);
   }
-  if constexpr (!Tile::kHalf) found.add = Shared<Act, Tile>::add_kernel(Form::kFine);
+  if constexpr (!Tile::kHalf && Tile::kParts == 1) found.add = Shared<Act, Tile>::add_kernel(Form::kFine);
   return found;
 }
 
@@ -243,6 +243,10 @@ inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
         int error = cudaErrorInvalidValue;
         if (launch.capability == 90)
           error = launch_tile<Weight, Act, gemm_sm90::Tile<Tile::kTokens, 8>, Form>(args, launch, affine);
+        if (error != cudaErrorInvalidValue) return error;
+      }
+      if constexpr (shares_rows(Tile::kTokens, Weight::kBits, Weight::kFloat, Weight::kCodebook, Form::kFine)) {
+        const int error = launch_tile<Weight, Act, gemm_sm90::Tile<Tile::kTokens, 16, 2>, Form>(args, launch, affine);
         if (error != cudaErrorInvalidValue) return error;
       }
       return launch_tile<Weight, Act, Tile, Form>(args, launch, affine);

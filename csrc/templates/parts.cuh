@@ -54,13 +54,14 @@ struct RowsOfY {
   }
 
   // Tokens of a tile from `token` on, of columns that have a bit in `own`. sums(column, i): of row half i / 2, token i
-  // % 2.
-  template <class Sums>
-  __device__ __forceinline__ void store(int token, const Sums& sums, uint32_t own = ~0u) const {
+  // % 2. Columns are 0, 1, 2... of the tile, or `first` and every Apart-th after it.
+  template <int Apart = 1, class Sums>
+  __device__ __forceinline__ void store(int token, const Sums& sums, uint32_t own = ~0u, int first = 0) const {
     if (n >= p.n) return;
 #pragma unroll
-    for (int column = 0; column < Tile::kColumns; ++column) {
-      if (8 * column >= p.tile_tokens || token + 8 * column >= p.m) break;
+    for (int column = 0; column < Tile::kColumns / Apart; ++column) {
+      const int tokens = 8 * (Apart * column + first);  // before it
+      if (tokens >= p.tile_tokens || token + tokens >= p.m) break;
       if (!(own >> column & 1)) continue;
       uint32_t pair[2];
 #pragma unroll
@@ -68,7 +69,7 @@ struct RowsOfY {
         // Turned, a lane has one token and two rows side by side.
         pair[h] = ptx::transpose(pack_pair<Act>(fmaf(sums(column, 2 * h), factor[h], bias[h]),
                                                 fmaf(sums(column, 2 * h + 1), factor[h], bias[h])));
-      const int row = token + 8 * column + lane / 4;
+      const int row = token + tokens + lane / 4;
       if (row >= p.m) continue;
       Act* here = to + row * p.y_stride;
 #pragma unroll

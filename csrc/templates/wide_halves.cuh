@@ -11,4 +11,9 @@ constexpr bool has_halves(int tokens, int bits, bool is_float, bool codebook, bo
   return tokens == 32 ? bits <= (is_float ? 4 : 6) : tokens == 64 && bits <= 4 && !fine;
 }
 
+// Which have kernels whose two warpgroups share K of 64 rows (gemm_sm90/shared_rows.cuh).
+constexpr bool shares_rows(int tokens, int bits, bool is_float, bool codebook, bool fine) {
+  return tokens >= 32 && tokens <= 128 && !is_float && !codebook && !fine && bits <= 8;
+}
+
 }  // namespace lowbit

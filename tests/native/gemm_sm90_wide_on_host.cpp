@@ -9,20 +9,20 @@ using namespace on_host;
 namespace {
 
 // meet: blocks of a cluster that share tasks left over; 1: parts are added up by a second kernel. warps: 8 for kernels
-// of half of a multiprocessor.
+// of half of a multiprocessor. parts: 2 for those whose warpgroups share K of 64 rows.
 template <class Weight, class Act, int Tokens>
-void run(const Case& c, int meet = 1, int warps = 16) {
+void run(const Case& c, int meet = 1, int warps = 16, int parts = 1) {
   Product<Weight, Act> product(c);
   Launch launch = product.launch();
   launch.encode_tensor_map = reinterpret_cast<void*>(emulated::encode);
-  launch.forced = {8, 1, meet, 2, warps, 4};
+  launch.forced = {8 / parts, parts, meet, 2, warps, 4};
   for (const bool late : {false, true}) {
     emulated::late = late;
     const MatmulArgs args = product.pose(late);
     tell_kernels<Weight>(c.kind);
     const int error = gemm_sm90::launch<Weight, Act, gemm_sm90::Tile<Tokens>>(args, launch, Values<Weight>::kAffine);
-    product.report(error, "n" + std::to_string(Tokens) + (warps == 8 ? " halves by " : " by ") + std::to_string(meet),
-                   late);
+    const std::string kind = warps == 8 ? " halves by " : parts == 2 ? " of 64 rows by " : " by ";
+    product.report(error, "n" + std::to_string(Tokens) + kind + std::to_string(meet), late);
   }
 }
 
@@ -77,6 +77,15 @@ int main() {
   run<Float<2, 1>, __nv_bfloat16, 64>({140, 1000, 64, 128, kNone, kBf16, 8, 90}, 4, 8);
   run<Int<3>, __half, 64>({130, 1300, 100, -1, kNone, kFp16, 4, 90}, 1, 8);
   run<Int<4>, __half, 64>({250, 1700, 60, 128, kNone, kFp16, 6, 90}, 2, 8);
+  // Warpgroups that share K of 64 rows: stages that are odd and even in number, as many as warpgroups, sums that meet
+  // between two blocks once more.
+  run<Int<4>, __half, 32>({300, 1500, 40, 128, kNone, kFp16, 10, 90}, 1, 16, 2);
+  run<Int<1>, __nv_bfloat16, 48>({130, 1100, 41, 256, kNone, kBf16, 14, 90}, 2, 16, 2);
+  run<Int<3>, __half, 64>({130, 1300, 100, -1, kNone, kFp16, 6, 90}, 1, 16, 2);
+  run<Int<8>, __half, 64>({190, 250, 60, 128, kNone, kFp16, 3, 90}, 1, 16, 2);
+  run<Int<5>, __half, 96>({70, 1700, 90, 128, kNone, kFp16, 4, 90}, 2, 16, 2);
+  run<Int<2>, __half, 128>({136, 600, 200, 128, kNone, kFp16, 12, 90}, 2, 16, 2);
+  run<Int<7>, __half, 128>({120, 1500, 120, 128, kNone, kFp16, 2, 90}, 1, 16, 2);
   // Of 144 tokens and more, where x of the cluster was.
   run<Int<4>, __half, 144>({136, 900, 140, 128, kNone, kFp16, 8, 90}, 4);
   run<Int<8>, __nv_bfloat16, 160>({270, 2100, 150, 128, kNone, kBf16, 9, 90}, 3);

@@ -58,7 +58,8 @@ struct Traits {
   bool is_float, fine, zeros;
   int tokens, row_tiles, cluster;  // of its tile
   bool wgmma, half;
-  int steps;  // of 128 k, in a stage
+  int parts_of_k;  // in a block of more than 16 tokens
+  int steps;       // of 128 k, in a stage
   narrow::StageBytes parts;
   int most;  // stages in a ring
   Room room;
@@ -74,6 +75,7 @@ constexpr Traits kTraits = {Weight::kBits,
                             Tile::kCluster,
                             Tile::kWgmma,
                             Tile::kHalf,
+                            Tile::kParts,
                             Stage<Weight, Tile, Form>::kSteps,
                             Stage<Weight, Tile, Form>::kParts,
                             kMostStages,
@@ -87,27 +89,28 @@ inline MeetingDeal deal_of(const Traits& traits, int tasks, int pairs, int stage
   const bool paired = traits.cluster == 2;
   const int meet = launch.forced.parts ? launch.forced.blocks : 0;
   const int most_meet = launch.same_sums ? 2 : kMostMeet;
-  if (meet > most_meet || (meet && launch.forced.warps < narrow::kMostWorkers)) return {};
+  if (meet > most_meet || (meet && (launch.forced.warps < narrow::kMostWorkers || launch.forced.parts > 1))) return {};
   if (meet > 1) return deal_to_clusters(tasks, stages, clusters.of[meet], meet);
   if (meet == 1) return MeetingDeal{deal(paired ? pairs : tasks, stages, clusters.of[traits.cluster], true)};
   return paired ? best_deal_of_pairs(pairs, tasks, stages, clusters, most_meet)
                 : best_deal(tasks, stages, clusters, most_meet, kMeetSaves / traits.steps);
 }
 
-// Those of blocks that have half of a multiprocessor: each has a task, or clusters of two or four share one each. No
-// workers where the plan has a multiprocessor for each block.
-inline MeetingDeal deal_of_halves(const Traits& traits, int tasks, int token_tiles, int64_t steps, int stages,
-                                  const Launch& launch, Split& split) {
+// Those of blocks that have half of a multiprocessor, or whose warpgroups share K: each has a task, or clusters of two
+// or four share one each. No workers where the plan has others.
+inline MeetingDeal deal_of_one_task(const Traits& traits, int64_t row_tiles, int tasks, int token_tiles, int64_t steps,
+                                    int stages, const Launch& launch, Split& split) {
   if (launch.forced.parts) {
     split = launch.forced;
   } else if (launch.split) {
-    const int64_t tiles = int64_t{tasks / token_tiles} * traits.row_tiles;
-    split = launch.split(
-        {tiles, steps, traits.tokens, traits.bits, traits.row_tiles, launch.clusters, ~0u, traits.fine, token_tiles});
+    split = launch.split({row_tiles, steps, traits.tokens, traits.bits, traits.row_tiles, launch.clusters, ~0u,
+                          traits.fine, token_tiles});
   }
-  const int meet = split.blocks;
-  if (split.row_tiles < 1 || split.warps != traits.row_tiles || (meet != 1 && meet != 2 && meet != 4)) return {};
+  const int meet = split.blocks, warps = traits.half ? narrow::kMostWorkers / 2 : narrow::kMostWorkers;
+  if (split.row_tiles != traits.row_tiles || split.parts != traits.parts_of_k || split.warps != warps) return {};
+  if ((meet != 1 && meet != 2 && meet != 4) || (traits.parts_of_k > 1 && meet > kMostMeetOfParts)) return {};
   if (tasks > launch.clusters[meet / 2] || (launch.same_sums && meet > 2)) return {};
+  if (stages < traits.parts_of_k * meet) return {};  // each warpgroup has one
   return meet > 1 ? deal_to_clusters(tasks, stages, launch.clusters[meet / 2], meet)
                   : narrow::deal_whole(tasks, stages, launch.clusters[0], 1);
 }
@@ -190,13 +193,14 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   const int64_t stages = layout::round_up((steps + own_steps - 1) / own_steps, split.blocks);
   if (std::max(tasks, stages * most) > INT32_MAX) return false;
   const int all = static_cast<int>(tasks), each = static_cast<int>(stages);
-  const bool halves = traits.wgmma && traits.half;
-  p.deal = halves         ? deal_of_halves(traits, all, p.token_tiles, steps, each, launch, p.ring.split)
-           : !narrow      ? deal_of(traits, all, pairs * p.token_tiles, each, launch)
+  const bool halves = traits.wgmma && traits.half, one_task = halves || traits.parts_of_k > 1;
+  p.deal = one_task  ? deal_of_one_task(traits, static_cast<int64_t>(tiles), all, p.token_tiles, steps, each, launch,
+                                        p.ring.split)
+           : !narrow ? deal_of(traits, all, pairs * p.token_tiles, each, launch)
            : p.ring.whole ? MeetingDeal{deal(all, each, most, false)}
                           : narrow::deal_whole(all, each, most, split.blocks);
   if (p.deal.workers == 0) return false;
-  if (!narrow) p.ring.depth = p.deal.meet > 1 ? traits.room.meet_depth : traits.room.depth;
+  if (!narrow) p.ring.depth = p.deal.meet > 1 || traits.parts_of_k > 1 ? traits.room.meet_depth : traits.room.depth;
   if (halves) p.ring.split.early = std::min(p.ring.split.early, p.ring.depth);
   const int blocks = p.deal.blocks_of(traits.cluster);
   p.row_blocks = blocks > 1 ? pairs : row_blocks;

@@ -1,5 +1,6 @@
 // Where sums of a task meet whose stages the blocks of a cluster share (deal.cuh): every so-manieth column of all rows,
-// or pair of columns, comes to each of them, in whose shared memory it lies
+// or pair of columns, comes to each of them, in whose shared memory it lies. Columns are those of the tile, or those
+// that one of two warpgroups has (shared_rows.cuh).
 //
 //   [block that sent it][row tile][column][lane][4]
 #pragma once
@@ -14,7 +15,7 @@ namespace lowbit::gemm_sm90 {
 
 template <class Tile>
 struct Meeting {
-  static constexpr int kColumns = Tile::kColumns;
+  static constexpr int kColumns = Tile::kColumns / Tile::kParts;
   static constexpr int kTogether = columns_together(Tile::kTokens), kUnits = kColumns / kTogether;
   using Sums = float[4 * kColumns];  // [column][4]
 
@@ -25,7 +26,7 @@ struct Meeting {
   // Of all that comes to this block.
   static __device__ __forceinline__ int bytes(int blocks) {
     const int own = (kUnits - static_cast<int>(ptx::cluster_rank()) + blocks - 1) / blocks;
-    return (blocks - 1) * Tile::kRowTiles * own * kTogether * kColumnBytes;
+    return Tile::kParts * (blocks - 1) * Tile::kRowTiles * own * kTogether * kColumnBytes;
   }
 
   // Where sums of a block's first column lie that come from the others' number `sender`, in the memory of any block.

@@ -30,18 +30,21 @@ static_assert(kSharedAlone == narrow::shared_bytes(16) && kSharedHalf == narrow:
 
 // Tokens: columns of a tile, at most. Up to 16 are multiplied by mma.sync, with 16 warps, or with Workers = 8 in half
 // of a multiprocessor; more by wgmma, with two warpgroups, of which each has the registers for 64 x 128 sums, or, with
-// Workers = 8 and 32 or 64 tokens, in half of one too (wide_halves.cuh). A warp takes 16 rows. More warps help: one
-// brings everything, others add up x.
-template <int Tokens, int Workers = 16>
+// Workers = 8 and 32 or 64 tokens, in half of one too (wide_halves.cuh). A warp takes 16 rows; with Parts = 2 the two
+// warpgroups have the same 64 rows, and stages in turns (shared_rows.cuh). More warps help: one brings everything,
+// others add up x.
+template <int Tokens, int Workers = 16, int Parts = 1>
 struct Tile {
   static constexpr int kTokens = Tokens, kColumns = Tokens / 8;
   static constexpr bool kWgmma = Tokens >= 32;
   static constexpr int kWarps = kWgmma ? 8 : Workers;
   static constexpr bool kHalf = Workers == 8;
-  static constexpr bool kLarge = Tokens >= 144;  // a kernel of its own, large.cuh
+  static constexpr int kParts = Parts;                               // of K in a block
+  static constexpr bool kOneTask = kWgmma && (kHalf || kParts > 1);  // whether a block has no more than a part of one
+  static constexpr bool kLarge = Tokens >= 144;                      // a kernel of its own, large.cuh
   // Bytes of shared memory of a block.
   static constexpr int kShared = kHalf ? kSharedHalf : kLarge ? kSharedTwoRings : kSharedAlone;
-  static constexpr int kRowTiles = kWarps, kRows = 16 * kRowTiles;
+  static constexpr int kRowTiles = kWarps / kParts, kRows = 16 * kRowTiles;
   static constexpr int kCluster = Tokens == 256 ? 2 : 1;  // most blocks of a task that have rows of their own
   // Whether there is one for every form of weights: for powers of two. Others have none for scales finer than 128 k,
   // and none for zeros that are no whole numbers. Why not: those are hardly slower, and all of a build is to take ten
@@ -67,12 +70,12 @@ struct Stage {
   static constexpr int kBits = Weight::kBits;
   static constexpr bool kFine = Form::kFine, kZeros = Form::kZeros, kNarrow = !Tile::kWgmma, kHalf = Tile::kHalf;
   static constexpr bool kWhole = Form::kWhole;
-  static constexpr int kRowTiles = Tile::kRowTiles, kShared = Tile::kShared;
+  static constexpr int kRowTiles = Tile::kRowTiles, kShared = Tile::kShared, kPartsOfK = Tile::kParts;
   static constexpr int kXBox = Tile::kTokens * 128;  // bytes of 64 k
   static constexpr int kStepBytes = 2 * kXBox + Tile::kRowTiles * 256 * kBits;
   // Why not more of wider tiles: the first products wait for all of a stage; 10240 x 8192, 32 rows, int1 18.9 us with
   // 4, 15.2 with 2.
-  static constexpr int kWideSteps = !(kBits & 8) && Tile::kShared / 5 / kStepBytes >= 2 ? 2 : 1;
+  static constexpr int kWideSteps = kPartsOfK == 1 && !(kBits & 8) && Tile::kShared / 5 / kStepBytes >= 2 ? 2 : 1;
   static constexpr int kSteps = kNarrow ? narrow::stage_steps(Tile::kTokens, kBits, Tile::kWarps, kFine) : kWideSteps;
   static constexpr int kX = 2 * kXBox * kSteps;
   static constexpr int kCodes = Tile::kRowTiles * 256 * kBits * kSteps;
@@ -115,18 +118,28 @@ constexpr int meeting_room(int row_tiles, int columns, int most_blocks) {
   return most;
 }
 
+// Room for what the two warpgroups of a block give each other where they share K, and behind it for what comes to each
+// from another block (shared_rows.cuh).
+constexpr int kMostMeetOfParts = 2;
+constexpr int rooms_of_parts(int row_tiles, int columns) {
+  return row_tiles * columns * kColumnBytes + 2 * meeting_room(row_tiles, columns / 2, kMostMeetOfParts);
+}
+
 // Where things lie in shared memory, from the first multiple of 1024.
 template <class Stage>
 struct Map {
   static constexpr int kFixed = 2 * 1024;  // barriers, and what lies before the first multiple of 1024
   // Where sums of parts of K meet; of wider tiles that is room for stages where they don't.
-  static constexpr int kSums = Stage::kNarrow ? Stage::kRowTiles * Stage::kXBox / 2
-                                              : meeting_room(Stage::kRowTiles, Stage::kXBox / 1024, kMostMeet);
+  static constexpr int kColumns = Stage::kXBox / 1024;
+  static constexpr int kSums = Stage::kNarrow         ? Stage::kRowTiles * Stage::kXBox / 2
+                               : Stage::kPartsOfK > 1 ? rooms_of_parts(Stage::kRowTiles, kColumns)
+                                                      : meeting_room(Stage::kRowTiles, kColumns, kMostMeet);
   static constexpr int kRoom =
       Stage::kShared - kFixed - Stage::kTable - Stage::kGroups - (Stage::kNarrow ? kSums : 0);  // for stages
   static constexpr int kFit = kRoom / (Stage::kNarrow ? Stage::kParts.of(1) : Stage::kBytes);
   static constexpr int kDepth = Stage::kNarrow || kFit > kMostStages ? kMostStages : kFit;  // of narrow tiles at most
-  static constexpr int kMeetDepth = (kRoom - kSums) / Stage::kBytes;  // of wider tiles, where sums meet behind it
+  static constexpr int kMeetFit = (kRoom - kSums) / Stage::kBytes;  // of wider tiles, where sums meet behind it
+  static constexpr int kMeetDepth = kMeetFit > kMostStages ? kMostStages : kMeetFit;
   static constexpr int kMetEnd = kMeetDepth * Stage::kBytes + kSums;
   static constexpr int kStages = kDepth * Stage::kBytes > kMetEnd ? kDepth * Stage::kBytes : kMetEnd;
   static constexpr int kFull = Stage::kNarrow ? kRoom : kStages;  // barriers: a stage has come

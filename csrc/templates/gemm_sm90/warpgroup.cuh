@@ -9,7 +9,8 @@
 namespace lowbit::gemm_sm90 {
 
 // The two warpgroups of a block multiply in turns, a step each: while one has the tensor cores to itself, the other
-// scales its sums and makes operands. All threads of both go through begin, as many turns as the others, and end.
+// scales its sums and makes operands. All threads of both go through begin, as many turns as the others (the first
+// perhaps one more), and end.
 struct Turns {
   static constexpr int kThreads = 256, kFirst = 1;  // kFirst: the barrier of the first warpgroup, then the second's
   const int own, other;
@@ -21,9 +22,9 @@ struct Turns {
   }
   __device__ __forceinline__ void take() const { ptx::wait_at_barrier<kThreads>(own); }
   __device__ __forceinline__ void give() const { ptx::arrive_at_barrier<kThreads>(other); }
-  // Nobody waits for the turn that the second one gave last.
-  __device__ __forceinline__ void end() const {
-    if (own == kFirst) ptx::wait_at_barrier<kThreads>(own);
+  // Nobody waits for the turn that was given last: by the second one, or by the first if that had one more (`odd`).
+  __device__ __forceinline__ void end(bool odd = false) const {
+    if ((own == kFirst) != odd) ptx::wait_at_barrier<kThreads>(own);
   }
 };
 

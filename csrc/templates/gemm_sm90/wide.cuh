@@ -8,6 +8,7 @@
 #include "meeting.cuh"
 #include "parts.cuh"
 #include "shape.cuh"
+#include "shared_rows.cuh"
 #include "warpgroup.cuh"
 
 namespace lowbit::gemm_sm90 {
@@ -33,13 +34,14 @@ struct Wide {
 
   const Problem& p;
   const uint32_t base;
-  const int warp, lane;
+  const int warp, part_of_k, lane;  // warp: its row tile
   const Decoder decoder;
 
   __device__ Wide(const Problem& problem, uint32_t shared, int own_warp, int own_lane)
       : p(problem),
         base(shared),
-        warp(own_warp),
+        warp(Tile::kParts == 1 ? own_warp : own_warp % Tile::kRowTiles),
+        part_of_k(Tile::kParts == 1 ? 0 : own_warp / Tile::kRowTiles),
         lane(kOpen ? own_lane : __shfl_sync(~0u, own_lane, own_lane)),  // Why: else it is read anew in every step
         decoder(make_decoder<Weight, Decoder>(shared + Map::kTable, own_lane, problem.step, problem.zero_base)) {}
 
@@ -150,11 +152,12 @@ struct Wide {
   }
 
   __device__ __forceinline__ void run(const Parts& parts) const {
-    const Turns turns(warp);
+    const Turns turns(Tile::kParts == 1 ? warp : 4 * part_of_k);
     if (!kOpen) turns.begin();
     auto place = Ring<Stage>{base, p.ring}.first();
+    if (part_of_k) place.next();
     uint32_t before = 0;  // the place whose products may still run
-    const int count = Tile::kHalf ? 1 : parts.count;
+    const int count = Tile::kOneTask ? 1 : parts.count;
     const auto release = [&](bool used) {
       if (used && lane == 0) ptx::arrive(base + Map::kEmpty + 8 * before);
     };
@@ -165,17 +168,18 @@ struct Wide {
       State state;
       Fragments a;
 #pragma unroll 1
-      for (int at = part.begin; at < part.end; ++at) {
+      for (int at = part.begin + part_of_k; at < part.end; at += Tile::kParts) {
         ptx::wait_arrivals(base + Map::kFull + 8 * place.index, place.parity);
         const uint32_t stage = base + place.index * Stage::kBytes;
-        const auto finished = [&] { release(at > part.begin); };
+        const auto finished = [&] { release(at >= part.begin + Tile::kParts); };
         if constexpr (kOpen) {
           run_stage_open(stage, a, state, sum, finished);
         } else {
           run_stage(stage, turns, a, state, sum, finished);
         }
         before = place.index;
-        place.next();
+#pragma unroll
+        for (int i = 0; i < Tile::kParts; ++i) place.next();
       }
       ptx::wait_products<0>();
       release(true);
@@ -189,13 +193,15 @@ struct Wide {
       if (kExact)
 #pragma unroll
         for (int i = 0; i < Tile::kTokens / 2; ++i) sum[i] *= unit[i / 2 % 2];
-      if (!Tile::kHalf && p.deal.meet == 1 && part.end - part.begin < p.deal.stages) {
+      if constexpr (Tile::kParts > 1) {
+        finish_shared_rows<Act, Tile>(p, part, base + Map::kMeeting, base + Map::kMet, warp, part_of_k, lane, sum);
+      } else if (!Tile::kOneTask && p.deal.meet == 1 && part.end - part.begin < p.deal.stages) {
         keep_part<Tile>(p, blockIdx.x, part.place, 0, warp, lane, [&](int c, int i) { return sum[4 * c + i]; });
       } else {
         finish_task<Act, Tile>(p, part, base + Map::kMeeting, base + Map::kMet, warp, lane, sum);
       }
     }
-    if (!kOpen) turns.end();
+    if (!kOpen) turns.end(Tile::kParts > 1 && parts.stages % 2);
   }
 };
 

@@ -1,0 +1,66 @@
+// What becomes of sums where the two warpgroups of a block have the same 64 rows and stages in turns: each gives the
+// other every second column, by way of shared memory; and where blocks of a cluster share a task as well, those that a
+// warpgroup then has meet once more (meeting.cuh).
+//
+// Why: twice as many blocks fill the device as by 128 rows each, and what meets within a multiprocessor takes a third
+// of the time that sums take from one to another.
+//
+//   [who gets it][row tile][column][lane][4]
+#pragma once
+#include <cstdint>
+
+#include "../parts.cuh"
+#include "../ptx/async.cuh"
+#include "meeting.cuh"
+#include "shape.cuh"
+
+namespace lowbit::gemm_sm90 {
+
+constexpr int kExchangeBarrier = 3;  // after those of Turns
+
+// Bytes that come to a warpgroup from another block.
+template <class Tile>
+constexpr int kRoomOfPart = meeting_room(Tile::kRowTiles, Tile::kColumns / 2, kMostMeetOfParts);
+
+// Stores y of the columns that come to this warpgroup. Every thread of both comes here, once. room, barrier: as of
+// finish_task; warp: its row tile; part_of_k: which of the warpgroups it is.
+template <class Act, class Tile>
+__device__ __forceinline__ void finish_shared_rows(const Problem& p, const Part& part, uint32_t room, uint32_t barrier,
+                                                   int warp, int part_of_k, int lane,
+                                                   const float (&sum)[4 * Tile::kColumns]) {
+  static_assert(Tile::kParts == 2 && Tile::kColumns % 2 == 0);
+  constexpr int kOwn = Tile::kColumns / 2, kGiven = Tile::kRowTiles * kOwn * kColumnBytes;
+  const uint32_t place = room + warp * kOwn * kColumnBytes + lane * 16;
+  const uint32_t from = place + part_of_k * kGiven, to = place + (1 - part_of_k) * kGiven;
+  float own[4 * kOwn];
+#pragma unroll
+  for (int column = 0; column < kOwn; ++column) {
+    float given[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float even = sum[8 * column + i], odd = sum[8 * column + 4 + i];
+      own[4 * column + i] = part_of_k ? odd : even, given[i] = part_of_k ? even : odd;
+    }
+    ptx::store_shared(to + column * kColumnBytes, given);
+  }
+  const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
+  const RowsOfY<Act, Tile, Problem> rows(p, (spot.row_block * Tile::kRowTiles + warp) * 16, lane);
+  ptx::wait_at_barrier<32 * Tile::kWarps>(kExchangeBarrier);
+#pragma unroll
+  for (int column = 0; column < kOwn; ++column) {
+    float more[4];
+    ptx::load_shared(from + column * kColumnBytes, more);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) own[4 * column + i] += more[i];
+  }
+  uint32_t mine = ~0u;
+  if (p.deal.meet > 1) {
+    const Meeting<Tile> meeting{room + 2 * kGiven + part_of_k * kRoomOfPart<Tile>, barrier, p.deal.meet, warp, lane};
+    meeting.hand_in(own);
+    mine = meeting.add_up(own);
+  }
+  rows.template store<2>(
+      spot.token_tile * p.tile_tokens, [&](int column, int i) { return own[4 * column + i]; }, mine, part_of_k);
+}
+
+}  // namespace lowbit::gemm_sm90
