@@ -13,7 +13,7 @@ constexpr bool has_halves(int tokens, int bits, bool is_float, bool codebook, bo
 
 // Which have kernels whose two warpgroups share K of 64 rows (gemm_sm90/shared_rows.cuh).
 constexpr bool shares_rows(int tokens, int bits, bool is_float, bool codebook, bool fine) {
-  return tokens >= 32 && tokens <= 128 && !is_float && !codebook && !fine && bits <= 8;
+  return (tokens == 64 || tokens == 96) && !is_float && !codebook && !fine && bits <= 8;
 }
 
 }  // namespace lowbit
