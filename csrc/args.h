@@ -67,7 +67,7 @@ using MatmulFn = void (*)(const MatmulArgs&);
 // of a block, warps of each that share K, blocks of a cluster, stages that a warp asks for so early.
 // warps: of a block, that multiply; 8 where it takes half of a multiprocessor, 16 where all of it. next_after: eighths
 // of its stages that are asked for when the next kernel may begin, where a block has room beside. Of tiles of more than
-// 16 tokens blocks alone counts: whose sums meet; and warps.
+// 16 tokens blocks counts, whose sums meet; warps; and parts, 2 where warpgroups share K.
 struct Split {
   int row_tiles, parts, blocks, early, warps, next_after;
 };

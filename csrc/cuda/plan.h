@@ -7,7 +7,7 @@
 #include "../templates/columns.cuh"
 #include "../templates/deal.cuh"
 #include "../templates/form.cuh"
-#include "../templates/wide_halves.cuh"
+#include "../templates/wide_blocks.cuh"
 #include "split.h"
 #include "tile_costs.h"
 

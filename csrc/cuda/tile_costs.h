@@ -69,7 +69,7 @@ constexpr float whole_us(const WideTasks& w, const TileCost& cost) {
   return cost.start + std::max(work, w.memory) + ends;
 }
 
-// The same of kernels whose blocks have half of a multiprocessor (templates/wide_halves.cuh), each a task or its part
+// The same of kernels whose blocks have half of a multiprocessor (templates/wide_blocks.cuh), each a task or its part
 // of one: us = start + work. start: by blocks whose sums meet, one, two or four. Fitted beside the others, 26 shapes,
 // int1 to int6 (nvidia-h200/tiles_halves_20261127.json). Why not with many steps: a ring of half of a multiprocessor is
 // short. Measured on an H200, us, 64 rows, int4, by whole ones and by halves: 8192 x 8192 18.0 and 19.0, 4096 x 14336

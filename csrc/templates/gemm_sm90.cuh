@@ -19,8 +19,8 @@
 //
 // A worker stores y of a task that it has all of; of others it leaves the sums of its part in memory, and add_parts
 // makes y of them. With more tokens, blocks of a cluster may have equal parts of a task left over instead: their sums
-// meet in shared memory, and no second kernel follows (meeting.cuh). Of 32 and 64 tokens there are kernels whose blocks
-// take half of a multiprocessor too, each with one task or its part of one (wide_halves.cuh).
+// meet in shared memory, and no second kernel follows (meeting.cuh). Some tiles also come in blocks of half of a
+// multiprocessor, or of 64 rows, each with one task or its part of one (wide_blocks.cuh).
 //
 // Up to 16 tokens are multiplied by mma.sync (narrow.cuh), up to 128 by wgmma (wide.cuh), 16 rows a warp; one warp
 // brings stages of W, its scales and x to a ring in shared memory. Tiles of 144 tokens and more have a kernel of their
@@ -38,7 +38,7 @@
 #include "gemm_sm90/shape.cuh"
 #include "gemm_sm90/wide.cuh"
 #include "launch.cuh"
-#include "wide_halves.cuh"
+#include "wide_blocks.cuh"
 
 namespace lowbit::gemm_sm90 {
 
@@ -245,7 +245,7 @@ inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
           error = launch_tile<Weight, Act, gemm_sm90::Tile<Tile::kTokens, 8>, Form>(args, launch, affine);
         if (error != cudaErrorInvalidValue) return error;
       }
-      if constexpr (shares_rows(Tile::kTokens, Weight::kBits, Weight::kFloat, Weight::kCodebook, Form::kFine)) {
+      if constexpr (shares_rows(Tile::kTokens, Form::kFine)) {
         const int error = launch_tile<Weight, Act, gemm_sm90::Tile<Tile::kTokens, 16, 2>, Form>(args, launch, affine);
         if (error != cudaErrorInvalidValue) return error;
       }

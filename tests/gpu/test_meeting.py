@@ -55,7 +55,7 @@ def test_sums_of_other_activations_and_groups_are_right(dtype, tokens):
             assert right(row, shape, tokens - 8 * i, meet, (32, -1)[i]), (shape, meet)
 
 
-#: Types whose blocks of half of a multiprocessor have n32, and n64 (csrc/templates/wide_halves.cuh).
+#: Types whose blocks of half of a multiprocessor have n32, and n64 (csrc/templates/wide_blocks.cuh).
 HALVES = {
     32: ["int1", "int2", "uint3", "int4", "uint4", "int5", "int6", "float3_e1m1", "float4_e2m1"],
     64: ["int1", "uint2", "int3", "int4", "uint4", "float3_e1m1", "float4_e2m1"],

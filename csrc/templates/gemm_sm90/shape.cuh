@@ -30,7 +30,7 @@ static_assert(kSharedAlone == narrow::shared_bytes(16) && kSharedHalf == narrow:
 
 // Tokens: columns of a tile, at most. Up to 16 are multiplied by mma.sync, with 16 warps, or with Workers = 8 in half
 // of a multiprocessor; more by wgmma, with two warpgroups, of which each has the registers for 64 x 128 sums, or, with
-// Workers = 8 and 32 or 64 tokens, in half of one too (wide_halves.cuh). A warp takes 16 rows; with Parts = 2 the two
+// Workers = 8 and 32 or 64 tokens, in half of one too (wide_blocks.cuh). A warp takes 16 rows; with Parts = 2 the two
 // warpgroups have the same 64 rows, and stages in turns (shared_rows.cuh). More warps help: one brings everything,
 // others add up x.
 template <int Tokens, int Workers = 16, int Parts = 1>

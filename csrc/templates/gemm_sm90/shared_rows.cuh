@@ -2,8 +2,8 @@
 // other every second column, by way of shared memory; and where blocks of a cluster share a task as well, those that a
 // warpgroup then has meet once more (meeting.cuh).
 //
-// Why: twice as many blocks fill the device as by 128 rows each, and what meets within a multiprocessor takes a third
-// of the time that sums take from one to another.
+// Why: twice as many blocks fill the device as by 128 rows each, so that most tasks need not be shared by blocks, whose
+// sums take longer on their way: 8192 x 3584, int4, 64 rows 10.0 us by two blocks of 128 rows, 9.4 so.
 //
 //   [who gets it][row tile][column][lane][4]
 #pragma once
