@@ -81,6 +81,8 @@ struct SplitQuestion {
   uint32_t fits;
   bool fine = false;    // whether groups are of less than 128 k
   int token_tiles = 1;  // tiles of tokens that are tasks of their own
+  // What tiles of more than 16 tokens ask of weights too; any_zeros: that are no part of a value's number (form.cuh).
+  bool is_float = false, codebook = false, any_zeros = false;
 };
 
 // How a CUDA kernel is launched: where, on what (capability: 90 for 9.0), and whether it may overlap the kernel before

@@ -55,7 +55,7 @@ constexpr Room room_of() {
 // What of a kernel its problem depends on. Why not types: this is then compiled once, not for every kernel.
 struct Traits {
   int bits;
-  bool is_float, fine, zeros;
+  bool is_float, codebook, fine, zeros, any_zeros;
   int tokens, row_tiles, cluster;  // of its tile
   bool wgmma, half;
   int parts_of_k;  // in a block of more than 16 tokens
@@ -68,8 +68,10 @@ struct Traits {
 template <class Weight, class Tile, class Form>
 constexpr Traits kTraits = {Weight::kBits,
                             Weight::kFloat,
+                            Weight::kCodebook,
                             Form::kFine,
                             Form::kZeros,
+                            Form::kZeroForm == ZeroForm::kAny,
                             Tile::kTokens,
                             Tile::kRowTiles,
                             Tile::kCluster,
@@ -104,7 +106,7 @@ inline MeetingDeal deal_of_one_task(const Traits& traits, int64_t row_tiles, int
     split = launch.forced;
   } else if (launch.split) {
     split = launch.split({row_tiles, steps, traits.tokens, traits.bits, traits.row_tiles, launch.clusters, ~0u,
-                          traits.fine, token_tiles});
+                          traits.fine, token_tiles, traits.is_float, traits.codebook, traits.any_zeros});
   }
   const int meet = split.blocks, warps = traits.half ? narrow::kMostWorkers / 2 : narrow::kMostWorkers;
   if (split.row_tiles != traits.row_tiles || split.parts != traits.parts_of_k || split.warps != warps) return {};
