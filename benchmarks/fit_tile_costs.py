@@ -1,10 +1,11 @@
 """Fits the constants of tiles in csrc/cuda/tile_costs.h to results of sweep_tiles.py, and says how well they choose.
 
-    python benchmarks/fit_tile_costs.py benchmarks/results/nvidia-h200/tiles_*20261127*.json
+    python benchmarks/fit_tile_costs.py benchmarks/results/nvidia-h200/tiles_*.json
 
-Rows of a file are [type, N, K, M, tile, us], or, of blocks that have half of a multiprocessor, [..., tile, blocks whose
-sums meet, us]. Needs torch and a C++ compiler (the workers' shares are those of csrc/templates/deal.cuh itself). Prints
-the new lines, and what the tile with the least cost takes more than the fastest one, before and after.
+Rows of a file are those of sweep_tiles.py; or, older, [type, N, K, M, tile, us], or, of blocks that have half of a
+multiprocessor, [..., tile, blocks whose sums meet, us]. Needs torch and a C++ compiler (the workers' shares are those
+of csrc/templates/deal.cuh itself). Prints the new lines, and what the way with the least cost takes more than the
+fastest one, before and after.
 """
 
 from __future__ import annotations
@@ -18,70 +19,93 @@ from pathlib import Path
 import cost_fit
 import tile_model
 import torch
+from tile_model import Product, Way
 
 FEWEST = 17  # rows of x that these tiles are for
-HALVES = [32, 64]  # tiles that come in half of a multiprocessor too
-MEET = [1, 2, 4]  # blocks
-MOST_STEPS = {32: 32, 64: 24}  # times 128 k of a block of those, as most_steps of struct HalfCost
+MEET = [1, 2, 4]  # blocks of those that have one task each, or their part of it
 
-Product = tuple[int, int, int, int]  # n, k, m, bits
-Way = tuple[int, int]  # tile, and blocks of half of a multiprocessor whose sums meet, or 0 for whole ones
+
+def kind_of(dtype: str, group: int) -> str:
+    """What work depends on beside bits, a name of tile_model.KINDS."""
+    if group >= 128:
+        return "float" if dtype.startswith("float") else "int"
+    return "zeros" if dtype.startswith("uint") else "fine float" if dtype.startswith("float") else "fine"
+
+
+def way_of(product: Product, tile: int, how) -> Way | None:
+    """Tile, row tiles of a block that has one task (0: of others), and blocks whose sums meet. None of a time that says
+    nothing of either: what the plan had for a tile, or whole blocks dealt out as they are not."""
+    if isinstance(how, int):
+        return (tile, 8, how)
+    row_tiles, parts, blocks, _, warps, _ = how or (8, 1, 0, 1, 16, 0)
+    if warps == 8 or parts > 1:
+        return (tile, row_tiles, blocks)
+    if how is None:
+        return (tile, 0, 0) if tile > 128 else None
+    return (tile, 0, 0) if blocks == tile_model.met_by(tile, product) else None
 
 
 def products_of(files: list[str]) -> dict[Product, dict[Way, float]]:
-    """Product -> microseconds by tile; of several times the least."""
+    """Product -> microseconds by way; of several times the least."""
     found: dict[Product, dict[Way, float]] = defaultdict(dict)
     for file in files:
-        for dtype, n, k, m, tile, *blocks, us in json.loads(Path(file).read_text())["rows"]:
-            short = not blocks or steps_of_half(k, blocks[0]) <= MOST_STEPS[tile]
-            if dtype.startswith("int") and tile > 16 and m >= FEWEST and short:
-                times, way = found[n, k, m, int(dtype[3:])], (tile, blocks[0] if blocks else 0)
-                times[way] = min(us, times.get(way, us))
+        for spec, n, k, m, tile, *how, us in json.loads(Path(file).read_text())["rows"]:
+            dtype, _, group = spec.partition("/")
+            if tile <= 16 or m < FEWEST:
+                continue
+            product = Product(n, k, m, int(dtype.lstrip("uintfloa")[0]), kind_of(dtype, int(group or 128)))
+            way = way_of(product, tile, how[0]) if how else (tile, 0, 0)
+            if way is None or (way[1] and tile_model.steps_of_block(k, way[2]) > tile_model.block_costs()[way[:2]][0]):
+                continue
+            found[product][way] = min(us, found[product].get(way, us))
     return {product: times for product, times in found.items() if len(times) > 1}
 
 
-def steps_of_half(k: int, blocks: int) -> int:
-    return math.ceil(math.ceil(k / 128) / blocks)
+def indices(values, among: list) -> torch.Tensor:
+    return torch.tensor([among.index(value) for value in values], dtype=torch.long)
 
 
 def whole_model(each: list[tuple[Product, Way]], tiles: list[int]) -> cost_fit.Model:
-    bits = torch.tensor([product[3] - 1 for product, _ in each])
-    which = torch.tensor([tiles.index(tile) for _, (tile, _) in each])
-    work = [tile_model.work_of(tile, *product) for product, (tile, _) in each]
+    bits = torch.tensor([product.bits - 1 for product, _ in each], dtype=torch.long)
+    which = indices([way[0] for _, way in each], tiles)
+    work = [tile_model.work_of(way[0], product) for product, way in each]
     work = tile_model.Work(*torch.tensor(work, dtype=torch.float64).T)
 
-    def model(constants):
+    def model(constants, kinds):
         cost = {name: constants[name][which] for name in tile_model.NAMES}
-        return tile_model.predict(cost, constants["step"][which, bits], work, torch.maximum)
+        return tile_model.predict(cost, constants["step"][which, bits] * kinds, work, torch.maximum)
 
     return model
 
 
-def halves_model(each: list[tuple[Product, Way]]) -> cost_fit.Model:
-    which = torch.tensor([HALVES.index(tile) for _, (tile, _) in each])
-    meet = torch.tensor([MEET.index(blocks) for _, (_, blocks) in each])
-    bits = torch.tensor([product[3] - 1 for product, _ in each])
-    steps = torch.tensor([float(steps_of_half(k, blocks)) for (_, k, _, _), (_, blocks) in each])
-    memory = torch.tensor([tile_model.memory_us(n, k, bits) for (n, k, _, bits), _ in each], dtype=torch.float64)
+def blocks_model(each: list[tuple[Product, Way]], blocks: list[tuple[int, int]]) -> cost_fit.Model:
+    which, meet = indices([way[:2] for _, way in each], blocks), indices([way[2] for _, way in each], MEET)
+    bits = torch.tensor([product.bits - 1 for product, _ in each], dtype=torch.long)
+    steps = torch.tensor([float(tile_model.steps_of_block(product.k, way[2])) for product, way in each])
+    memory = torch.tensor([tile_model.memory_us(*product[:2], product.bits) for product, _ in each]).double()
 
-    def model(constants):
-        work = torch.maximum(steps * constants["half_step"][which, bits], memory)
-        return constants["half_start"][which, meet] + work
+    def model(constants, kinds):
+        work = torch.maximum(steps * constants["block_step"][which, bits] * kinds, memory)
+        return constants["block_start"][which, meet] + work
 
     return model
 
 
-def model_of(each: list[tuple[Product, Way]], tiles: list[int]) -> cost_fit.Model:
-    """Predicts the microseconds of each product by a tile."""
-    half = torch.tensor([blocks > 0 for _, (_, blocks) in each])
-    whole = whole_model([one for one in each if one[1][1] == 0], tiles)
-    halves = halves_model([one for one in each if one[1][1]]) if half.any() else None
+def model_of(each: list[tuple[Product, Way]], tiles: list[int], blocks: list[tuple[int, int]]) -> cost_fit.Model:
+    """Predicts the microseconds of each product by a way."""
+    alone = torch.tensor([way[1] > 0 for _, way in each])
+    whole = whole_model([one for one in each if not one[1][1]], tiles)
+    others = blocks_model([one for one in each if one[1][1]], blocks) if alone.any() else None
+    kind = indices([product.kind for product, _ in each], tile_model.KINDS)
+    column = indices([tile_model.column_of(way) for _, way in each], tile_model.COLUMNS)
 
     def model(constants):
+        # Of integers without zeros in long groups, the first kind, it is 1.
+        kinds = torch.cat([torch.ones_like(constants["kind"][:1]), constants["kind"]])[kind, column]
         found = torch.empty(len(each), dtype=torch.float64)
-        found[~half] = whole(constants)
-        if halves:
-            found[half] = halves(constants)
+        found[~alone] = whole(constants, kinds[~alone])
+        if others:
+            found[alone] = others(constants, kinds[alone])
         return found
 
     return model
@@ -91,30 +115,40 @@ def numbers(values) -> str:
     return "{" + ", ".join(f"{value:.2f}f" for value in values) + "}"
 
 
+def starts() -> dict[str, list]:
+    """The constants of tile_costs.h, positive."""
+    before, blocks = tile_model.costs(), tile_model.block_costs()
+    found: dict[str, list] = {name: [[max(one, 0.01) for one in cost[name]] if name == "step" else max(cost[name], 0.01)
+                                     for cost in before.values()] for name in (*tile_model.NAMES, "step")}  # fmt: skip
+    for name, number in (("block_start", 1), ("block_step", 2)):
+        found[name] = [[max(one, 0.01) for one in cost[number]] for cost in blocks.values()]
+    return found | {"kind": tile_model.kind_costs()}
+
+
 def main(files: list[str]) -> int:
-    times, before = products_of(files), tile_model.costs()
-    tiles, products = list(before), list(times)
+    times, tiles, blocks = products_of(files), list(tile_model.costs()), list(tile_model.block_costs())
+    products = list(times)
     each = [(product, way) for product, of in times.items() for way in of]
     number = {product: i for i, product in enumerate(products)}
     measured = cost_fit.Measured([number[product] for product, _ in each], [times[p][way] for p, way in each])
-    model = model_of(each, tiles)
-    start = {name: [[max(one, 0.01) for one in before[tile][name]] if name == "step" else max(before[tile][name], 0.01)
-                    for tile in tiles] for name in (*tile_model.NAMES, "step")}  # fmt: skip
-    halves = tile_model.half_costs()
-    start |= {name: [halves[tile][i] for tile in HALVES] for i, name in enumerate(("half_start", "half_step"))}
-    found = measured.fit(model, start)
-    rounded = {name: (value * 100).round() / 100 for name, value in found.items()}
+    model, start = model_of(each, tiles, blocks), starts()
+    rounded = {name: (value * 100).round() / 100 for name, value in measured.fit(model, start).items()}
     for i, tile in enumerate(tiles):
         own = ", ".join(f"{rounded[name][i]:.2f}f" for name in tile_model.NAMES)
         print(f"n{tile}: {own}, {numbers(rounded['step'][i])}")
-    for i, tile in enumerate(HALVES):
-        print(f"half of n{tile}: {numbers(rounded['half_start'][i])}, {numbers(rounded['half_step'][i])}")
+    for i, (tile, row_tiles) in enumerate(blocks):
+        print(f"n{tile} x {row_tiles}: {numbers(rounded['block_start'][i])}, {numbers(rounded['block_step'][i])}")
+    for kind, values in zip(tile_model.KINDS[1:], rounded["kind"], strict=True):
+        print(f"{kind}: {numbers(values)}")
     as_it_was = {name: torch.tensor(value, dtype=torch.float64) for name, value in start.items()}
     for name, constants in (("before", as_it_was), ("after", rounded)):
         predicted = model(constants)
-        off = (predicted / measured.us).log()
-        print(f"{name}: {cost_fit.summary(measured.lost(predicted))}; off by {(off**2).mean().sqrt():.3f}")
-    lost = measured.lost(model(rounded))
+        lost, off = measured.lost(predicted), (predicted / measured.us).log()
+        print(f"{name}: {cost_fit.summary(lost)}; off by {(off**2).mean().sqrt():.3f}")
+        for kind in tile_model.KINDS:
+            own = lost[torch.tensor([product.kind == kind for product in products])]
+            if len(own):
+                print(f"  {kind}: {cost_fit.summary(own)}")
     for i in lost.argsort(descending=True)[:12].tolist():
         print(f"  {lost[i]:.1%}", *products[i], times[products[i]])
     return 0

@@ -22,7 +22,36 @@ NAMES = ("start", "meet", "more", "parts", "turn", "hot")  # of a line's constan
 _LINE = re.compile(r"\{(\d+), (?:128|256), [01], " + r"([\d.]+)f, " * len(NAMES) + r"\{([\d., f]*)\}\}")
 
 
-_HALF = re.compile(r"\{(\d+), \d+, \{([\d., f]*)\}, \{([\d., f]*)\}\}")
+_BLOCKS = re.compile(r"\{(\d+), (\d+), \d+, (\d+), \{([\d., f]*)\}, \{([\d., f]*)\}\}")
+_KIND = re.compile(r"\{([\d., f]*)\},? *// (float|fine|fine float|zeros)$", re.MULTILINE)
+
+#: What work depends on beside bits: long groups without zeros that are no part of a value's number, of integers and of
+#: floats; short groups of both; such zeros.
+KINDS = ["int", "float", "fine", "fine float", "zeros"]
+#: What kinds have numbers for: tiles of so many tokens at least, and of blocks that have one task each.
+COLUMNS = ["32", "48", "64", "96", "144", "256", "32 halves", "64 halves", "64 rows"]
+
+
+class Product(NamedTuple):
+    n: int
+    k: int
+    m: int
+    bits: int
+    kind: str = "int"
+
+
+Way = tuple[int, int, int]  # tile; row tiles of a block that has one task, or 0; blocks of those whose sums meet
+
+
+def numbers(text: str) -> list[float]:
+    return [float(one.strip().rstrip("f")) for one in text.split(",")]
+
+
+def column_of(way: Way) -> str:
+    tile, row_tiles, _ = way
+    if row_tiles:
+        return "64 rows" if row_tiles == 4 else f"{tile} halves"
+    return str(max(least for least in map(int, COLUMNS[:6]) if least <= tile))
 
 
 class Work(NamedTuple):
@@ -42,18 +71,28 @@ class Work(NamedTuple):
 def costs() -> dict[int, dict]:
     """Tokens of a tile -> its constants, as they stand in tile_costs.h: NAMES, and ``step`` by bits."""
     found = {}
-    for tokens, *numbers, steps in _LINE.findall(PLAN.read_text()):
-        each = [float(step.strip().rstrip("f")) for step in steps.split(",")]
-        found[int(tokens)] = dict(zip(NAMES, map(float, numbers), strict=True)) | {"step": each}
+    for tokens, *own, steps in _LINE.findall(PLAN.read_text()):
+        found[int(tokens)] = dict(zip(NAMES, map(float, own), strict=True)) | {"step": numbers(steps)}
     return found
 
 
-def half_costs() -> dict[int, list[list[float]]]:
-    """The same of blocks of half of a multiprocessor: start by 1, 2 and 4 blocks whose sums meet, step by bits."""
+def block_costs() -> dict[tuple[int, int], tuple[int, list[float], list[float]]]:
+    """The same of blocks that have one task each: tile and row tiles -> most steps, start by 1, 2 and 4 blocks whose
+    sums meet, step by bits."""
     return {
-        int(tokens): [[float(one.strip().rstrip("f")) for one in numbers.split(",")] for numbers in lists]
-        for tokens, *lists in _HALF.findall(PLAN.read_text())
+        (int(tokens), int(row_tiles)): (int(most), *map(numbers, lists))
+        for tokens, row_tiles, most, *lists in _BLOCKS.findall(PLAN.read_text())
     }
+
+
+def kind_costs() -> list[list[float]]:
+    """What a step takes of kinds of weights, all but the first, by COLUMNS."""
+    found = {name: numbers(values) for values, name in _KIND.findall(PLAN.read_text())}
+    return [found[kind] for kind in KINDS[1:]]
+
+
+def steps_of_block(k: int, blocks: int) -> int:
+    return -(-(-(-k // 128)) // blocks)
 
 
 def memory_us(n: int, k: int, bits: int) -> float:
@@ -61,13 +100,25 @@ def memory_us(n: int, k: int, bits: int) -> float:
 
 
 @cache
-def work_of(tile: int, n: int, k: int, m: int, bits: int) -> Work:
+def dealt_to(tile: int, n: int, k: int, m: int) -> list[int]:
+    """How whole blocks share a product: numbers_of a MeetingDeal."""
     steps, blocks, tiles = -(-k // 128), -(-n // 128), -(-m // tile)
-    tasks, pairs, paired = blocks * tiles, (blocks + 1) // 2 * tiles, tile == 256
-    if paired:
-        dealt = native.best_deal_of_pairs(pairs, tasks, steps, CLUSTERS, native.kMostMeet)
-    else:
-        dealt = native.best_deal(tasks, steps, CLUSTERS, native.kMostMeet, native.kMeetSaves)
+    tasks, pairs = blocks * tiles, (blocks + 1) // 2 * tiles
+    if tile == 256:
+        return native.best_deal_of_pairs(pairs, tasks, steps, CLUSTERS, native.kMostMeet)
+    return native.best_deal(tasks, steps, CLUSTERS, native.kMostMeet, native.kMeetSaves)
+
+
+def met_by(tile: int, product: Product) -> int:
+    """Whole blocks whose sums meet."""
+    return dealt_to(tile, *product[:3])[8]
+
+
+@cache
+def work_of(tile: int, product: Product) -> Work:
+    n, k, m, bits, _ = product
+    steps, blocks, tiles, paired = -(-k // 128), -(-n // 128), -(-m // tile), tile == 256
+    tasks, pairs, dealt = blocks * tiles, (blocks + 1) // 2 * tiles, dealt_to(tile, n, k, m)
     in_parts, longest, meet = dealt[4], dealt[5], dealt[8]
     average = (pairs / PAIRS if paired and meet == 1 else tasks / BLOCKS) * steps
     columns = 1 - native.kByColumns * (1 - native.columns_of_each(tile, m) / tile)

@@ -7,7 +7,6 @@
 #include "../templates/columns.cuh"
 #include "../templates/deal.cuh"
 #include "../templates/form.cuh"
-#include "../templates/wide_blocks.cuh"
 #include "split.h"
 #include "tile_costs.h"
 
@@ -89,12 +88,9 @@ constexpr float memory_us(const Question& q) {
 // zeros of fine groups what finds them, which more tokens share. Measured at 8192 x 8192 in groups of 32, uint4 beside
 // int4: n32 17.7 and 15.4 us, n64 21.1 and 18.7, n128 34.8 and 30.4, n256 58.2 and 54.5. Values of a codebook are
 // looked up: n8 17.6 us and int4 13.7 with groups of 64, n64 27.8 and 22.4, n256 57.5 and 54.
-constexpr float extra_work(const Question& q, int tokens) {
-  const float zeros = q.zero_kind == ZeroKind::kNone ? 1.0f
-                      : tokens <= 16                 ? (q.any_zeros() ? 1.2f : 1.05f)
-                      : q.any_zeros()                ? 1.06f + 3.0f / tokens
-                                                     : 1.0f;
-  return zeros * (!q.codebook ? 1.0f : tokens < 256 ? 1.25f : 1.07f);
+constexpr float extra_work(const Question& q) {
+  const float zeros = q.zero_kind == ZeroKind::kNone ? 1.0f : q.any_zeros() ? 1.2f : 1.05f;
+  return zeros * (q.codebook ? 1.25f : 1.0f);
 }
 
 constexpr NarrowTime narrow_time(const Question& q, int tokens) {
@@ -102,20 +98,19 @@ constexpr NarrowTime narrow_time(const Question& q, int tokens) {
 }
 
 constexpr float narrow_us(const Question& q, int tokens) {
-  return q.clusters[0] < 1 ? kLast : narrow_time(q, tokens).us * extra_work(q, tokens);
+  return q.clusters[0] < 1 ? kLast : narrow_time(q, tokens).us * extra_work(q);
 }
 
 constexpr float gemm_us(const Question& q, const TileCost& cost) {
-  const WideTasks w{(q.n + 127) / 128,
+  const WideTasks w{(q.n + 15) / 16,
                     (q.m + cost.tokens - 1) / cost.tokens,
                     (q.k + 127) / 128,
                     q.bits,
+                    {q.is_float, q.codebook, q.fine() || q.any_zeros(), q.any_zeros()},
                     q.clusters,
                     memory_us(q),
-                    columns_share(q, cost.tokens) * extra_work(q, cost.tokens)};
-  const float whole = whole_us(w, cost);
-  if (!has_halves(cost.tokens, q.bits, q.is_float, q.codebook, q.fine())) return whole;
-  return std::min(whole, half_time(w, cost.tokens).us);
+                    columns_share(q, cost.tokens)};
+  return std::min(whole_us(w, cost), block_time(w, cost.tokens).us);
 }
 
 // Whether blocks of n8 take half of a multiprocessor.

@@ -1,11 +1,12 @@
-// Times of gemm_sm90's tiles of more than 16 tokens, and of their kernels whose blocks take half of a multiprocessor:
-// costs measured on an H200, plain arithmetic on sizes.
+// Times of gemm_sm90's tiles of more than 16 tokens, in all kinds of blocks that they come in: costs measured on an
+// H200, plain arithmetic on sizes.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 
 #include "../args.h"
 #include "../templates/deal.cuh"
+#include "../templates/wide_blocks.cuh"
 #include "split.h"
 
 namespace lowbit::cuda {
@@ -38,18 +39,51 @@ constexpr TileCost kTileCosts[] = {
     {256, 256, 1, 2.63f, 4.79f, 0.22f, 8.66f, 1.33f, 0.04f, {1.41f, 1.30f, 1.40f, 1.41f, 1.47f, 1.56f, 1.44f, 1.50f}},
 };
 
-// A product by a tile of more than 16 tokens, as deal.cuh sees it. work: what a step takes more than of integers
-// without zeros, and of all columns.
-struct WideTasks {
-  int64_t row_blocks, token_tiles, steps;
-  int bits;
-  const int* clusters;
-  float memory, work;
+// What work depends on beside bits. any_zeros: zeros that are no part of a value's number (form.cuh), which kernels of
+// fine groups serve.
+struct WideKind {
+  bool is_float, codebook, fine, any_zeros;
 };
+
+// A product by a tile of more than 16 tokens. columns: the share of a tile's that are multiplied.
+struct WideTasks {
+  int64_t row_tiles, token_tiles, steps;
+  int bits;
+  WideKind kind;
+  const int* clusters;
+  float memory, columns;
+
+  constexpr int64_t row_blocks(int of_tiles) const { return (row_tiles + of_tiles - 1) / of_tiles; }
+};
+
+// What a step takes of other weights beside integers in groups of 128 and more: floats of such, integers and floats in
+// short groups, zeros that are no part of a value's number. By tiles of 32, 48, 64, 96 and 128, 144 to 208, 256 tokens;
+// by halves of 32 and 64; by 64 rows.
+constexpr float kKindWork[4][9] = {
+    {1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f},  // float
+    {1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f},  // fine
+    {1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f},  // fine float
+    {1.15f, 1.12f, 1.11f, 1.09f, 1.08f, 1.07f, 1.15f, 1.11f, 1.11f},  // zeros
+};
+
+// block_tiles: row tiles of a block that has one task, 0 of others.
+constexpr float kind_work(const WideKind& kind, int tokens, int block_tiles) {
+  const int row = kind.any_zeros ? 3 : kind.fine ? (kind.is_float ? 2 : 1) : kind.is_float ? 0 : -1;
+  const int of_whole = tokens == 32    ? 0
+                       : tokens == 48  ? 1
+                       : tokens == 64  ? 2
+                       : tokens <= 128 ? 3
+                       : tokens < 256  ? 4
+                                       : 5;
+  const int column = block_tiles == 0 ? of_whole : block_tiles == 4 ? 8 : tokens == 32 ? 6 : 7;
+  // Values of a codebook are looked up. Measured, us, groups of 64, beside int4: n64 27.8 and 22.4, n256 57.5 and 54.
+  const float codebook = !kind.codebook ? 1.0f : tokens < 256 ? 1.25f : 1.07f;
+  return codebook * (row < 0 ? 1.0f : kKindWork[row][column]);
+}
 
 constexpr float whole_us(const WideTasks& w, const TileCost& cost) {
   const bool paired = cost.rows == 256;
-  const int64_t tasks = w.row_blocks * w.token_tiles, pairs = (w.row_blocks + 1) / 2 * w.token_tiles;
+  const int64_t rows = w.row_blocks(8), tasks = rows * w.token_tiles, pairs = (rows + 1) / 2 * w.token_tiles;
   const int most = w.clusters[0];
   if (most < 1 || w.clusters[cost.workers] < 1 || std::max(tasks, w.steps * most) > INT32_MAX) return kLast;
   // Clusters of 3 and 4 as of an H200: the last part of a GPU may be too small for one.
@@ -62,62 +96,75 @@ constexpr float whole_us(const WideTasks& w, const TileCost& cost) {
   const float longest = static_cast<float>(dealt.longest());
   const float average = static_cast<float>(in_pairs ? pairs : tasks) * static_cast<float>(w.steps) /
                         static_cast<float>(in_pairs ? two : most);
-  const float work = std::max(longest, average * (1 + cost.hot)) * cost.step[w.bits - 1] * w.work;
+  const float step = cost.step[w.bits - 1] * w.columns * kind_work(w.kind, cost.tokens, 0);
+  const float work = std::max(longest, average * (1 + cost.hot)) * step;
   const int64_t turns = (tasks - 1) / most;
   const float ends = (dealt.in_parts() ? cost.parts : 0.0f) + cost.turn * static_cast<float>(turns) +
                      (dealt.meet > 1 ? cost.meet + cost.more * static_cast<float>(dealt.meet - 2) : 0.0f);
   return cost.start + std::max(work, w.memory) + ends;
 }
 
-// The same of kernels whose blocks have half of a multiprocessor (templates/wide_blocks.cuh), each a task or its part
-// of one: us = start + work. start: by blocks whose sums meet, one, two or four. Fitted beside the others, 26 shapes,
-// int1 to int6 (nvidia-h200/tiles_halves_20261127.json). Why not with many steps: a ring of half of a multiprocessor is
+// The same of blocks that have one task each or their part of it (templates/wide_blocks.cuh): us = start + work. start:
+// by blocks whose sums meet, one, two or four. Fitted beside the others, 26 shapes, halves int1 to int6
+// (nvidia-h200/tiles_halves_20261127.json). Why not halves with many steps: a ring of half of a multiprocessor is
 // short. Measured on an H200, us, 64 rows, int4, by whole ones and by halves: 8192 x 8192 18.0 and 19.0, 4096 x 14336
 // 17.5 and 18.9.
-constexpr int kMostBitsOfHalves = 6;
-struct HalfCost {
-  int tokens, most_steps;  // times 128 k of a block
+struct BlockCost {
+  int tokens, row_tiles, most_blocks, most_steps;  // row_tiles: 8 of halves, 4 of blocks whose warpgroups share K
   float start[3];
-  float step[kMostBitsOfHalves];  // by bits, from 1
+  float step[8];  // by bits, from 1
 };
-constexpr HalfCost kHalfTileCosts[] = {
-    {32, 32, {1.96f, 2.47f, 2.20f}, {0.26f, 0.27f, 0.31f, 0.29f, 0.39f, 0.39f}},
-    {64, 24, {1.60f, 2.68f, 2.52f}, {0.42f, 0.42f, 0.50f, 0.47f, 0.50f, 0.50f}},
+constexpr BlockCost kBlockCosts[] = {
+    {32, 8, 4, 32, {1.96f, 2.47f, 2.20f}, {0.26f, 0.27f, 0.31f, 0.29f, 0.39f, 0.39f, 0.45f, 0.45f}},
+    {64, 8, 4, 24, {1.60f, 2.68f, 2.52f}, {0.42f, 0.42f, 0.50f, 0.47f, 0.50f, 0.50f, 0.55f, 0.55f}},
+    {64, 4, 2, 9999, {2.60f, 3.20f, 0.00f}, {0.25f, 0.25f, 0.25f, 0.25f, 0.26f, 0.27f, 0.28f, 0.28f}},
+    {96, 4, 2, 9999, {2.60f, 3.40f, 0.00f}, {0.31f, 0.31f, 0.31f, 0.31f, 0.33f, 0.34f, 0.35f, 0.36f}},
 };
 
-// Of the fastest one; blocks: whose sums meet, 0 where none can be.
-struct HalfTime {
+constexpr bool has_blocks(const BlockCost& cost, int bits, const WideKind& kind) {
+  return cost.row_tiles == 4 ? shares_rows(cost.tokens, kind.fine)
+                             : has_halves(cost.tokens, bits, kind.is_float, kind.codebook, kind.fine);
+}
+
+// Of the fastest ones; blocks: whose sums meet, 0 where none can be.
+struct BlockTime {
   float us;
-  int blocks;
+  int blocks, row_tiles;
 };
-constexpr HalfTime half_time(const WideTasks& w, int tokens) {
-  HalfTime best{kLast, 0};
-  if (w.bits > kMostBitsOfHalves) return best;
-  for (const HalfCost& cost : kHalfTileCosts)
-    for (int i = 0; cost.tokens == tokens && i < 3; ++i) {
+constexpr BlockTime block_time(const WideTasks& w, int tokens) {
+  BlockTime best{kLast, 0, 0};
+  for (const BlockCost& cost : kBlockCosts) {
+    if (cost.tokens != tokens || !has_blocks(cost, w.bits, w.kind)) continue;
+    const int parts = 8 / cost.row_tiles;  // of K, in a block
+    for (int i = 0; 1 << i <= cost.most_blocks; ++i) {
       const int blocks = 1 << i;  // clusters of four as of an H200
       const int64_t most = i == 2 ? w.clusters[1] * 15 / 32 : w.clusters[i];
       const int64_t steps = (w.steps + blocks - 1) / blocks;
-      if (w.row_blocks * w.token_tiles > most || w.steps < 2 * blocks || steps > cost.most_steps) continue;
-      const float work = static_cast<float>(steps) * cost.step[w.bits - 1] * w.work;
+      if (w.row_blocks(cost.row_tiles) * w.token_tiles > most || w.steps < 2 * blocks * parts) continue;
+      if (steps > cost.most_steps) continue;
+      const float work =
+          static_cast<float>(steps) * cost.step[w.bits - 1] * w.columns * kind_work(w.kind, tokens, cost.row_tiles);
       const float us = cost.start[i] + std::max(work, w.memory);
-      if (us < best.us) best = {us, blocks};
+      if (us < best.us) best = {us, blocks, cost.row_tiles};
     }
+  }
   return best;
 }
 
-// What kernels that may share K are told: of up to 16 tokens by split.h, of more those whose blocks have half of a
-// multiprocessor, which have no split where whole ones are faster.
+// What kernels that may share K are told: of up to 16 tokens by split.h, of more which blocks they take, and no split
+// where whole ones are faster.
 constexpr Split plan_split(const SplitQuestion& q) {
   if (q.tokens <= 16) return split_of(q);
   const float bytes = static_cast<float>(q.tiles) * static_cast<float>(q.steps * (256 * q.bits + 32));
-  const WideTasks w{(q.tiles + 7) / 8, q.token_tiles, q.steps, q.bits, q.clusters, bytes / kBytesPerUs, 1.0f};
+  const WideKind kind{q.is_float, q.codebook, q.fine, q.any_zeros};
+  const WideTasks w{q.tiles, q.token_tiles, q.steps, q.bits, kind, q.clusters, bytes / kBytesPerUs, 1.0f};
   for (const TileCost& cost : kTileCosts) {
     if (cost.tokens != q.tokens) continue;
-    const HalfTime half = half_time(w, q.tokens);
+    const BlockTime found = block_time(w, q.tokens);
+    if (found.blocks == 0 || found.us >= whole_us(w, cost)) return {};
     // When the next block begins hardly counts: of five pairs of stages and eighths this one is 0.6% slower than the
     // best on average, 7% at worst (710 products).
-    if (half.blocks > 0 && half.us < whole_us(w, cost)) return {8, 1, half.blocks, 2, 8, 4};
+    return found.row_tiles == 8 ? Split{8, 1, found.blocks, 2, 8, 4} : Split{4, 2, found.blocks, 1, 16, 0};
   }
   return {};
 }
