@@ -119,15 +119,12 @@ __global__ void __maxnreg__((BoundsOf<Weight, Act, Tile, Form>::kRegisters))
     } else if (kHelpers<Worker, Tile> > 1 ? helper == 1 : warp == 0) {
       if (ptx::elect_one()) {
         ptx::prefetch_map(p.maps[kMapOfX]);
-        const int arrivals = Tile::kParts > 1 ? Tile::kRowTiles * p.x_blocks
-                             : Tile::kWgmma   ? Tile::kRowTiles
-                                              : p.ring.split.row_tiles * p.ring.split.parts;
+        const int arrivals = Tile::kWgmma ? Tile::kRowTiles : p.ring.split.row_tiles * p.ring.split.parts;
 #pragma unroll 1
         for (int i = 0; i < producer.ring.depth(); ++i) {
           if (Worker::kSums) ptx::arrivals_init(base + Map::kSummed + 8 * i, 32 * kSummers);
           ptx::arrivals_init(base + Map::kEmpty + 8 * i, arrivals);
         }
-        if (Tile::kParts > 1) ptx::publish_to_cluster();
         if (p.deal.meet > 1) {
           ptx::barrier_init(base + Map::kMet);
           ptx::barrier_expect(base + Map::kMet, Worker::meeting_bytes(p));
@@ -135,8 +132,7 @@ __global__ void __maxnreg__((BoundsOf<Weight, Act, Tile, Form>::kRegisters))
       }
     }
     __syncthreads();
-    const bool in_cluster = p.deal.meet > 1 || (Tile::kParts > 1 && p.x_blocks > 1);
-    if (in_cluster) ptx::cluster_arrive_early();
+    if (p.deal.meet > 1) ptx::cluster_arrive_early();
     if constexpr (Weight::kCodebook) {
       CodebookTable<Weight::kBits, Act>::make(base + Map::kTable, p.codebook, warp,
                                               Tile::kWarps + kHelpers<Worker, Tile>, lane);
@@ -148,7 +144,7 @@ __global__ void __maxnreg__((BoundsOf<Weight, Act, Tile, Form>::kRegisters))
     // ---- everything else
     ptx::wait_for_previous_kernel();
     // Blocks store into each other's memory only when both run.
-    if (in_cluster) ptx::cluster_wait();
+    if (p.deal.meet > 1) ptx::cluster_wait();
     if (helper == 0) {
       if (ptx::elect_one()) producer.go_on();
     } else if (helper > 0) {
@@ -202,7 +198,7 @@ inline int launch_kernels(const Kernels& kernels, const Traits& traits, const Ma
   const bool in_parts = p.deal.in_parts();
   if (in_parts)
     p.parts = static_cast<float*>(launch.scratch(launch.owner, int64_t{p.deal.sharers} * 2 * kernels.part_bytes));
-  const int own = p.deal.blocks_of(traits.cluster), cluster = std::max(own * p.deal.meet, p.x_blocks);
+  const int own = p.deal.blocks_of(traits.cluster), cluster = own * p.deal.meet;
   const int blocks = traits.wgmma && traits.half ? launched_blocks(p, launch) : p.deal.workers * own;
   if (const cudaError_t error = start(kernels.multiply, &p, blocks, kernels.threads, shared_bytes, cluster, launch))
     return error;

@@ -99,14 +99,6 @@ struct Producer {
     if constexpr (Stage::kNarrow) {
       if (p.deep_x) return ptx::copy_box(to, p.maps[kMapOfX], 0, at.token, at.stage * boxes, ring.full(place), again);
     }
-    if (Stage::kPartsOfK > 1 && p.x_blocks > 1) {
-      const int own = static_cast<int>(ptx::cluster_rank()) * (p.tile_tokens / 2);
-#pragma unroll
-      for (int i = 0; i < 2 * Stage::kSteps; ++i)
-        ptx::copy_box_to_all(to + i * Stage::kXBox + own * 128, p.maps[kMapOfX], (at.stage * boxes + i) * 64,
-                             at.token + own, ring.full(place), 3, again);
-      return;
-    }
 #pragma unroll Stage::kNarrow ? 1 : 8
     for (int i = 0; i < boxes; ++i)
       ptx::copy_box(to + i * Stage::kXBox, p.maps[kMapOfX], (at.stage * boxes + i) * 64, at.token, ring.full(place),
@@ -118,7 +110,6 @@ struct Producer {
 #pragma unroll 1
     for (int i = 0; i < ring.depth(); ++i) ptx::arrivals_init(ring.full(i), 1);
     ptx::publish_barriers();
-    if (Stage::kPartsOfK > 1) ptx::publish_to_cluster();
     Cursor at = first;
 #pragma unroll 1
     for (int i = 0; i < early; ++i) {
@@ -146,14 +137,6 @@ struct Producer {
       if (Stage::kHalf && i == next) ptx::launch_dependents();
     }
     if (Stage::kHalf && next >= count) ptx::launch_dependents();
-    if (Stage::kPartsOfK > 1 && p.x_blocks > 1) {
-      // Why: the other block still arrives at these barriers, and a block that has left has none.
-      const bool all = count >= ring.depth();
-      if (!all) place = ring.first();
-#pragma unroll 1
-      for (int i = 0; i < min(count, ring.depth()); ++i, place.next())
-        ptx::wait_arrivals(ring.empty(place.index), all ? place.parity ^ 1 : 0);
-    }
   }
 };
 

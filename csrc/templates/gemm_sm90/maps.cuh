@@ -191,10 +191,7 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
 
   const int rows = 16 * row_tiles, row_blocks = (p.n + rows - 1) / rows;
   const int pairs = (row_blocks + traits.cluster - 1) / traits.cluster, most = launch.clusters[0];
-  p.x_blocks = 1;
-  int sharing = row_blocks;
-  if (traits.parts_of_k > 1 && launch.forced.early == 2) p.x_blocks = 2, sharing = (row_blocks + 1) / 2 * 2;
-  const int64_t tasks = int64_t{sharing} * p.token_tiles;
+  const int64_t tasks = int64_t{row_blocks} * p.token_tiles;
   const int64_t stages = layout::round_up((steps + own_steps - 1) / own_steps, split.blocks);
   if (std::max(tasks, stages * most) > INT32_MAX) return false;
   const int all = static_cast<int>(tasks), each = static_cast<int>(stages);
@@ -208,14 +205,13 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   if (!narrow) p.ring.depth = p.deal.meet > 1 || traits.parts_of_k > 1 ? traits.room.meet_depth : traits.room.depth;
   if (halves) p.ring.split.early = std::min(p.ring.split.early, p.ring.depth);
   const int blocks = p.deal.blocks_of(traits.cluster);
-  p.row_blocks = blocks > 1 ? pairs : sharing;
-  const int of_x = std::max(blocks, p.x_blocks);
+  p.row_blocks = blocks > 1 ? pairs : row_blocks;
 
   // Why: what lies beyond the last token comes slowly, although it is never read (docs/notes/gemm-sm90.md).
-  p.tile_tokens = static_cast<int>(layout::round_up((p.m + p.token_tiles - 1) / p.token_tiles, 8 * of_x));
+  p.tile_tokens = static_cast<int>(layout::round_up((p.m + p.token_tiles - 1) / p.token_tiles, 8 * blocks));
   const int64_t row_stride = args.x.m > 1 ? args.x.row_stride : layout::round_up(args.w.k, 8);
   const uint64_t k = args.w.k, m = args.x.m, pitch = row_stride * 2;
-  const auto tokens = static_cast<uint32_t>(p.tile_tokens / of_x);
+  const auto tokens = static_cast<uint32_t>(p.tile_tokens / blocks);
   Plane x{args.x.data, 2, {k, m}, {pitch}, {64, tokens}};
   // All of a stage at once. Why: boxes of a few tokens come slowly.
   p.deep_x = narrow && k % 64 == 0 && p.tile_tokens == traits.tokens;

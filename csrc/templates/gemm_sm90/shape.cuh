@@ -171,7 +171,6 @@ struct Problem {
   int box_steps;        // and a box of their codes: how many times 128 k, or all of a warp's steps
   bool deep_x;          // whether x of a stage is one box of them
   int repeated;         // a block b beyond the workers does what block b & repeated does (maps.cuh)
-  int x_blocks;         // blocks of a cluster that have tasks of their own and bring x for each other: 1 or 2
   float* parts;  // sums of parts of tasks: [worker][first, last][block of the cluster][row tile][column][lane][4]
   void* y;
   const void* bias;

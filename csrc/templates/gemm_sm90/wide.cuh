@@ -158,14 +158,8 @@ struct Wide {
     if (part_of_k) place.next();
     uint32_t before = 0;  // the place whose products may still run
     const int count = Tile::kOneTask ? 1 : parts.count;
-    // One lane for each block that brings x for both.
-    const uint32_t releases = Tile::kParts == 1 ? 0 : lane + (p.x_blocks > 1 ? 0 : ptx::cluster_rank());
     const auto release = [&](bool used) {
-      if constexpr (Tile::kParts == 1) {
-        if (used && lane == 0) ptx::arrive(base + Map::kEmpty + 8 * before);
-      } else {
-        if (used && lane < p.x_blocks) ptx::arrive_in_cluster(base + Map::kEmpty + 8 * before, releases);
-      }
+      if (used && lane == 0) ptx::arrive(base + Map::kEmpty + 8 * before);
     };
 #pragma unroll 1
     for (int turn = 0; turn < count; ++turn) {
