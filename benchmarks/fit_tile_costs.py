@@ -115,14 +115,17 @@ def numbers(values) -> str:
     return "{" + ", ".join(f"{value:.2f}f" for value in values) + "}"
 
 
-def starts() -> dict[str, list]:
-    """The constants of tile_costs.h, positive."""
-    before, blocks = tile_model.costs(), tile_model.block_costs()
-    found: dict[str, list] = {name: [[max(one, 0.01) for one in cost[name]] if name == "step" else max(cost[name], 0.01)
-                                     for cost in before.values()] for name in (*tile_model.NAMES, "step")}  # fmt: skip
-    for name, number in (("block_start", 1), ("block_step", 2)):
-        found[name] = [[max(one, 0.01) for one in cost[number]] for cost in blocks.values()]
+def exact() -> dict[str, list]:
+    """The constants of tile_costs.h."""
+    costs, blocks = tile_model.costs().values(), tile_model.block_costs().values()
+    found: dict[str, list] = {name: [cost[name] for cost in costs] for name in (*tile_model.NAMES, "step")}
+    found |= {name: [cost[i] for cost in blocks] for i, name in ((1, "block_start"), (2, "block_step"))}
     return found | {"kind": tile_model.kind_costs()}
+
+
+def positive(constant, least: float = 0.01):
+    """The same where none is less than `least`, for logarithms."""
+    return [positive(one, least) for one in constant] if isinstance(constant, list) else max(constant, least)
 
 
 def main(files: list[str]) -> int:
@@ -131,7 +134,7 @@ def main(files: list[str]) -> int:
     each = [(product, way) for product, of in times.items() for way in of]
     number = {product: i for i, product in enumerate(products)}
     measured = cost_fit.Measured([number[product] for product, _ in each], [times[p][way] for p, way in each])
-    model, start = model_of(each, tiles, blocks), starts()
+    model, start = model_of(each, tiles, blocks), {name: positive(values) for name, values in exact().items()}
     rounded = {name: (value * 100).round() / 100 for name, value in measured.fit(model, start).items()}
     for i, tile in enumerate(tiles):
         own = ", ".join(f"{rounded[name][i]:.2f}f" for name in tile_model.NAMES)

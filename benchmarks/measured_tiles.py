@@ -14,9 +14,10 @@ from native.build import load
 RESULTS = Path(__file__).parent / "results/nvidia-h200"
 FILES = tuple(
     RESULTS / f"tiles_{which}.json"
-    for which in ("20261127", "20261127_small_layers", "20261127_all_bits", "halves_20261127")
+    for which in ("20261127", "20261127_small_layers", "20261127_all_bits", "halves_20261127", "20261127_rows")
 )
 SM90, CLUSTERS = 2, [132, 66]
+INTS = [f"int{bits}" for bits in range(1, 9)]
 SMALLEST = 8  # tokens of a tile of family gemm_sm90; those of decode have no costs
 
 
@@ -58,7 +59,7 @@ def weights(files=FILES) -> list[Weight]:
     made: dict[tuple, Weight] = {}
     for file in files:
         for dtype, n, k, m, tile, *_, us in json.loads(Path(file).read_text())["rows"]:
-            if tile >= SMALLEST:
+            if tile >= SMALLEST and dtype in INTS:
                 times = made.setdefault((dtype, n, k), Weight(dtype, n, k)).us[tile]
-                times[m] = min(us, times.get(m, us))  # by whole multiprocessors and by halves
+                times[m] = min(us, times.get(m, us))  # of all kinds of blocks
     return list(made.values())

@@ -1,12 +1,11 @@
 """Times the ways in which kernels for few rows of x may share K (``struct Split`` of csrc/args.h), beside the plan's:
-n8 and n16 of family gemm_sm90, n1, n2 and n4 of decode; and of larger tiles of gemm_sm90, how many blocks share a task
-left over. What the rules of csrc/cuda/split.h, csrc/templates/decode/spread.cuh and csrc/templates/deal.cuh are made
-from.
+n8 and n16 of family gemm_sm90, n1, n2 and n4 of decode. What the rules of csrc/cuda/split.h and
+csrc/templates/decode/spread.cuh are made from; of more rows sweep_tiles.py does so.
 
     python benchmarks/sweep_splits.py --types int2,int4,int8 --tiles 8,16 --shapes 8192x8192,4096x4096
 
-Each answer is verified before it is timed; splits of more than 16 rows in turns, in random order. The result has the
-keys of other benchmarks on a GPU; ``rows`` are [weight, N, K, tile, split, us], split null for the plan's.
+Each answer is verified before it is timed. The result has the keys of other benchmarks on a GPU; ``rows`` are [weight,
+N, K, tile, split, us], split null for the plan's.
 """
 
 from __future__ import annotations
@@ -73,17 +72,11 @@ def splits_of_decode() -> list[Split]:
     ]
 
 
-def splits_of_more_rows() -> list[Split]:
-    """Parts for a second kernel, and two to four blocks whose sums meet; by halves of a multiprocessor one to four."""
-    halves = [(8, 1, blocks, 2, 8, 4) for blocks in (1, 2, 4)]
-    return [(8, 1, blocks, 1, 16, 0) for blocks in (1, 2, 3, 4)] + halves
-
-
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--types", default="int4", help="weight types (int4)")
     parser.add_argument("--shapes", default="8192x8192", help="N x K, comma-separated (8192x8192)")
-    parser.add_argument("--tiles", default="8,16", help="tokens of tiles, and rows of x (8,16)")
+    parser.add_argument("--tiles", default="8,16", help="tokens of tiles, 16 at most, and rows of x (8,16)")
     parser.add_argument("--least-ms", type=float, default=2, help="ms of replays in each of 5 trials (2)")
     parser.add_argument("--deadline", type=float, default=600, help="seconds after which nothing new is begun")
     parser.add_argument("--device", help="folder under benchmarks/results (from the device's name)")
@@ -100,10 +93,9 @@ def main(argv: list[str]) -> int:
                     ready = LowbitSide(dtype, "float16", 128, tile=f"{family}_n{tile}").open(problem)
                     x = torch.randn(tile, k, device="cuda").half()
                     exact = exact_product(x, ready.reference)
-                    splits = splits_of_decode() if tile < 8 else splits_of_more_rows()
-                    if tile in (8, 16):
+                    splits = splits_of_decode()
+                    if tile >= 8:
                         splits = splits_of_few_rows(-(-n // 16), device.blocks, device.pairs)
-                    graphs, stream = {}, torch.cuda.Stream()
                     for split in [None, *splits]:
                         if record.seconds > args.deadline:
                             continue
@@ -117,17 +109,8 @@ def main(argv: list[str]) -> int:
                             if not wrong <= TOLERANCE["float16"]:
                                 raise AssertionError(f"{dtype} {n}x{k} n{tile} {split}: off by {wrong}")
                             turns = [lambda call=call, x=x: call(x) for call in ready.calls]
-                            if tile > 16:
-                                stream.wait_stream(torch.cuda.current_stream())
-                                with torch.cuda.stream(stream):
-                                    graphs[split] = gpu_timing.all_at_once(turns)[0]
-                                continue
                             us = gpu_timing.graph_us(turns, args.least_ms, 5).us
                         rows.append([dtype, n, k, tile, split, round(us, 3)])
-                    with torch.cuda.stream(stream):
-                        for split, found in gpu_timing.in_turns(graphs, 4 * args.least_ms).items():
-                            us = gpu_timing.summary(found, len(ready.calls), "graph").us
-                            rows.append([dtype, n, k, tile, split, round(us, 3)])
                     print(line(rows, dtype, n, k, tile), flush=True)
             torch.cuda.empty_cache()
     record.keep(args, rows=rows)

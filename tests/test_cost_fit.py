@@ -15,31 +15,43 @@ import fit_tile_costs
 import tile_model
 
 PRODUCTS = [(8192, 8192, 256, 4), (4608, 3584, 384, 8), (3584, 14336, 64, 1), (57344, 8192, 2048, 6)]
-PRODUCTS += [(2048, 2048, 32, 2), (4096, 1024, 128, 4), (8192, 8192, 32, 4)]
+PRODUCTS += [(2048, 2048, 32, 2), (4096, 1024, 128, 4), (8192, 8192, 32, 4), (8192, 3584, 60, 8), (2880, 2880, 190, 7)]
+#: Kinds of weights: whether floats, groups, kind of zeros as tile_us has it.
+QUESTIONS = {"int": (False, 128, 0), "float": (True, 128, 0), "fine": (False, 32, 0), "fine float": (True, 32, 0),
+             "zeros": (False, 32, 1)}  # fmt: skip
 
 
-def half_us(ways: list) -> list[float]:
-    if not ways:
-        return []
-    constants = zip(*(tile_model.half_costs()[tile] for tile in fit_tile_costs.HALVES), strict=True)
-    named = dict(zip(("half_start", "half_step"), (torch.tensor(one) for one in constants), strict=True))
-    return fit_tile_costs.halves_model(ways)(named).tolist()
+def has_blocks(tile: int, row_tiles: int, product: tile_model.Product) -> bool:
+    """As csrc/templates/wide_blocks.cuh says, in other words."""
+    fine = product.kind not in ("int", "float")
+    if row_tiles == 4:
+        return tile == 64 or (tile < 128 and not fine)
+    most = (4 if "float" in product.kind else 6) if tile == 32 else 0 if fine else 4
+    return product.bits <= most
 
 
+@pytest.mark.parametrize("kind", tile_model.KINDS)
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_predictions_of_tiles_are_those_of_the_header(product):
-    n, k, m, bits = product
-    costs = tile_model.costs()
-    assert len(costs) == 10
-    for tile, cost in costs.items():
-        us = tile_model.native.tile_us(2, tile, [m, n, k], bits, False, False, 128, 0, 90, [132, 66])
-        found = tile_model.predict(cost, cost["step"][bits - 1], tile_model.work_of(tile, n, k, m, bits))
-        ways = [(product, (tile, blocks)) for blocks in fit_tile_costs.MEET if bits <= 4 and tile in (32, 64)]
-        for (_, (_, blocks)), us_of_half in zip(ways, half_us(ways), strict=True):
-            short = fit_tile_costs.steps_of_half(k, blocks) <= fit_tile_costs.MOST_STEPS[tile]
-            if short and -(-n // 128) * -(-m // tile) <= {1: 132, 2: 66, 4: 30}[blocks]:
-                found = min(found, us_of_half)
-        assert found == pytest.approx(us, rel=1e-4), tile
+def test_predictions_of_tiles_are_those_of_the_header(product, kind):
+    product = tile_model.Product(*product, kind)
+    n, k, m, bits, _ = product
+    is_float, group, zeros = QUESTIONS[kind]
+    tiles, blocks = list(tile_model.costs()), list(tile_model.block_costs().items())
+    assert len(tiles) == 10 and len(blocks) == 6
+    for tile in tiles:
+        us = tile_model.native.tile_us(2, tile, [m, n, k], bits, is_float, False, group, zeros, 90, [132, 66])
+        if us >= tile_model.native.kLast:
+            continue  # no kernel
+        ways = [(tile, 0, 0)]
+        for (tokens, row_tiles), (most_steps, *_) in blocks:
+            for meet in fit_tile_costs.MEET[: 3 if row_tiles == 8 else 2]:
+                tasks = -(-n // (16 * row_tiles)) * -(-m // tile)
+                fits = tile_model.steps_of_block(k, meet) <= most_steps and tasks <= {1: 132, 2: 66, 4: 30}[meet]
+                if tokens == tile and fits and has_blocks(tile, row_tiles, product):
+                    ways.append((tile, row_tiles, meet))
+        model = fit_tile_costs.model_of([(product, way) for way in ways], tiles, [name for name, _ in blocks])
+        constants = {name: torch.tensor(value, dtype=torch.float64) for name, value in fit_tile_costs.exact().items()}
+        assert model(constants).min().item() == pytest.approx(us, rel=1e-4), tile
 
 
 def test_the_model_of_splits_is_that_of_the_header():
@@ -65,11 +77,15 @@ def test_the_model_of_splits_is_that_of_the_header():
 
 def test_files_become_products_with_the_least_of_their_times(tmp_path):
     rows = [["int4", 64, 128, 32, 48, 7.0], ["int4", 64, 128, 32, 64, 5.0], ["int4", 64, 128, 32, 64, 6.0],
-            ["int4", 64, 128, 32, 64, 2, 4.0],
-            ["float8_e4m3", 64, 128, 32, 64, 1.0], ["int4", 64, 128, 16, 16, 1.0]]  # fmt: skip
+            ["int4", 64, 128, 32, 64, 2, 4.0], ["int4", 64, 128, 32, 0, None, 1.0], ["int4", 64, 128, 16, 16, 1.0],
+            ["int4", 64, 128, 32, 64, [8, 1, 1, 1, 16, 0], 4.5], ["int4", 64, 128, 32, 64, [8, 1, 2, 1, 16, 0], 1.0],
+            ["int4", 64, 128, 32, 64, [4, 2, 2, 1, 16, 0], 2.0], ["int4", 64, 128, 32, 64, None, 1.0],
+            ["int4", 64, 128, 32, 256, None, 9.0], ["float8_e4m3/32", 64, 128, 32, 64, 1.0],
+            ["uint8/32", 64, 128, 32, 64, [8, 1, 1, 2, 8, 4], 8.0], ["uint8/32", 64, 128, 32, 256, None, 9.0]]  # fmt: skip
     (tmp_path / "tiles").write_text(json.dumps({"rows": rows}))
     assert fit_tile_costs.products_of([str(tmp_path / "tiles")]) == {
-        (64, 128, 32, 4): {(48, 0): 7.0, (64, 0): 5.0, (64, 2): 4.0}
+        (64, 128, 32, 4, "int"): {(48, 0, 0): 7.0, (64, 0, 0): 4.5, (64, 8, 2): 4.0, (64, 4, 2): 2.0, (256, 0, 0): 9.0},
+        (64, 128, 32, 8, "zeros"): {(64, 8, 1): 8.0, (256, 0, 0): 9.0},
     }
     rows = [["int4", 64, 128, 8, None, 1.0], ["int4", 64, 128, 8, [2, 4, 1, 2, 8, 4], 3.0],
             ["int4", 64, 128, 8, [2, 4, 1, 3, 8, 6], 2.0], ["int4", 64, 128, 8, [16, 1, 1, 2, 16, 0], 4.0]]  # fmt: skip

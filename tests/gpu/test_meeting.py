@@ -18,14 +18,18 @@ TILES = (32, 48, 64, 96, 128, 144, 160, 192, 208, 256)
 SHAPES = [(520, 4096), (1000, 1000), (17000, 1100)]
 
 
-def right(row: dict, shape, m: int, meet: int, group: int = 128, halves: bool = False, kind: str = "zero") -> bool:
-    """Whether a kernel lets so many blocks share tasks, or, by halves of a multiprocessor, have them; its product is
-    right then, and the same twice more, while the one before it ends."""
+#: row_tiles, parts, and early, warps, next_after of blocks of each kind (csrc/templates/wide_blocks.cuh).
+WHOLE, HALVES_OF_ONE, ROWS = ((8, 1), (1, 16, 0)), ((8, 1), (2, 8, 4)), ((4, 2), (1, 16, 0))
+
+
+def right(row: dict, shape, m: int, meet: int, group: int = 128, blocks: tuple = WHOLE, kind: str = "zero") -> bool:
+    """Whether a kernel lets so many blocks share tasks; its product is right then, and the same twice more, while the
+    one before it ends."""
     kind = kind if row["weight"].startswith("uint") else "none"
     weight = oracle.make(row["weight"], shape, group, kind, seed=m + meet)
     x = oracle.normal(m, shape[1], dtype=getattr(torch, row["act"]), seed=meet)
     bias = bias_for(shape[0], meet)
-    return right_by_split(row["name"], (8, 1, meet, *((2, 8, 4) if halves else (1, 16, 0))), x, weight, bias)
+    return right_by_split(row["name"], (*blocks[0], meet, *blocks[1]), x, weight, bias)
 
 
 def row_for(dtype: str, act: torch.dtype, tokens: int) -> dict:
@@ -72,21 +76,52 @@ def test_halves_of_a_multiprocessor_are_right(tokens, dtype, act):
         for j, (group, kind) in enumerate(groups):
             meet, m = (1, 2, 4)[(i + j) % 3], (tokens, tokens - 11, tokens + 9)[j % 3]
             if -(-shape[0] // 128) * -(-m // tokens) <= 28:
-                assert right(row, shape, m, meet, group, True, kind), (shape, m, meet, group)
+                assert right(row, shape, m, meet, group, HALVES_OF_ONE, kind), (shape, m, meet, group)
 
 
 def test_halves_refuse_what_whole_multiprocessors_are_for():
     row = row_for("int4", torch.float16, 32)
-    assert not right(row, (520, 1024), 32, 3, halves=True), "clusters of three leave too much of a device idle"
-    assert not right(row, (128 * 100, 1024), 32, 2, halves=True), "more tasks than clusters"
-    assert not right(row_for("int8", torch.float16, 32), (520, 1024), 32, 1, halves=True), "no kernel"
-    assert not right(row_for("int4", torch.float16, 128), (520, 1024), 32, 1, halves=True), "no kernel"
+    assert not right(row, (520, 1024), 32, 3, blocks=HALVES_OF_ONE), "clusters of three leave too much of a device idle"
+    assert not right(row, (128 * 100, 1024), 32, 2, blocks=HALVES_OF_ONE), "more tasks than clusters"
+    assert not right(row_for("int8", torch.float16, 32), (520, 1024), 32, 1, blocks=HALVES_OF_ONE), "no kernel"
+    assert not right(row_for("int4", torch.float16, 128), (520, 1024), 32, 1, blocks=HALVES_OF_ONE), "no kernel"
+
+
+@pytest.mark.parametrize("act", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tokens", [32, 48, 64, 96])
+@pytest.mark.parametrize(
+    "dtype", [*(f"int{bits}" for bits in range(1, 9)), "uint4", "uint7", "float3_e1m1", "float6_e3m2", "float8_e4m3"]
+)
+def test_blocks_of_64_rows_are_right(tokens, dtype, act):
+    """Of a task each or of two whose sums meet; stages that are odd and even in number, few tokens of a tile, several
+    tiles; with 64 tokens groups of every length."""
+    row = row_for(dtype, act, tokens)
+    groups = [(128, "whole"), (-1, "whole")] + [(group, "zero") for group in (16, 32, 64) if tokens == 64]
+    for i, shape in enumerate([(520, 4096), (1000, 1000), (136, 8200), (3000, 1030)]):
+        for j, (group, kind) in enumerate(groups):
+            meet, m = 1 + (i + j) % 2, (tokens, tokens - 11, tokens + 9)[j % 3]
+            if -(-shape[0] // 64) * -(-m // tokens) * meet <= 120:
+                assert right(row, shape, m, meet, group, ROWS, kind), (shape, m, meet, group)
+
+
+def test_blocks_of_64_rows_refuse_what_others_are_for():
+    row = row_for("int4", torch.float16, 64)
+    assert not right(row, (520, 4096), 64, 3, blocks=ROWS), "sums of three blocks have no room"
+    assert not right(row, (64 * 140, 1024), 64, 1, blocks=ROWS), "more tasks than blocks"
+    assert not right(row, (520, 384), 64, 2, blocks=ROWS), "a warpgroup would have nothing"
+    assert not right(row_for("int4", torch.float16, 128), (520, 1024), 64, 1, blocks=ROWS), "no kernel"
+
+
+@pytest.mark.parametrize(("dtype", "tokens"), [("int4", 32), ("uint2", 64), ("int7", 96), ("float8_e4m3", 48)])
+def test_sanitizer_small_product_by_blocks_of_64_rows(dtype, tokens):
+    for meet in (1, 2):
+        assert right(row_for(dtype, torch.float16, tokens), (300, 2100), tokens - 3, meet, blocks=ROWS, kind="whole")
 
 
 @pytest.mark.parametrize(("dtype", "tokens"), [("int4", 32), ("uint2", 64)])
 def test_sanitizer_small_product_by_halves_of_more_tokens(dtype, tokens):
     for meet in (1, 2, 4):
-        assert right(row_for(dtype, torch.float16, tokens), (300, 2100), tokens - 3, meet, halves=True, kind="whole")
+        assert right(row_for(dtype, torch.float16, tokens), (300, 2100), tokens - 3, meet, blocks=HALVES_OF_ONE, kind="whole")
 
 
 def test_more_blocks_than_sums_can_come_from_are_refused():
