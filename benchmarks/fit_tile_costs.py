@@ -23,6 +23,7 @@ from tile_model import Product, Way
 
 FEWEST = 17  # rows of x that these tiles are for
 MEET = [1, 2, 4]  # blocks of those that have one task each, or their part of it
+BLOCK_NAMES = ["block_start", "block_idle", "block_step"]  # constants of these
 
 
 def kind_of(dtype: str, group: int) -> str:
@@ -83,9 +84,11 @@ def blocks_model(each: list[tuple[Product, Way]], blocks: list[tuple[int, int]])
     bits = torch.tensor([product.bits - 1 for product, _ in each], dtype=torch.long)
     steps = torch.tensor([float(tile_model.steps_of_block(product.k, way[2])) for product, way in each])
     memory = torch.tensor([tile_model.memory_us(*product[:2], product.bits) for product, _ in each]).double()
+    idle = torch.tensor([tile_model.idle_of(product, way) for product, way in each])
 
     def model(constants, kinds):
-        work = torch.maximum(steps * constants["block_step"][which, bits] * kinds, memory)
+        step = constants["block_step"][which, bits] * kinds * (1 - constants["block_idle"][which, 0] * idle)
+        work = torch.maximum(steps * step, memory)
         return constants["block_start"][which, meet] + work
 
     return model
@@ -119,7 +122,7 @@ def exact() -> dict[str, list]:
     """The constants of tile_costs.h."""
     costs, blocks = tile_model.costs().values(), tile_model.block_costs().values()
     found: dict[str, list] = {name: [cost[name] for cost in costs] for name in (*tile_model.NAMES, "step")}
-    found |= {name: [cost[i] for cost in blocks] for i, name in ((1, "block_start"), (2, "block_step"))}
+    found |= {name: [cost[i] for cost in blocks] for i, name in enumerate(BLOCK_NAMES, 1)}
     return found | {"kind": tile_model.kind_costs()}
 
 
@@ -140,7 +143,7 @@ def main(files: list[str]) -> int:
         own = ", ".join(f"{rounded[name][i]:.2f}f" for name in tile_model.NAMES)
         print(f"n{tile}: {own}, {numbers(rounded['step'][i])}")
     for i, (tile, row_tiles) in enumerate(blocks):
-        print(f"n{tile} x {row_tiles}: {numbers(rounded['block_start'][i])}, {numbers(rounded['block_step'][i])}")
+        print(f"n{tile} x {row_tiles}: " + ", ".join(numbers(rounded[name][i]) for name in BLOCK_NAMES))
     for kind, values in zip(tile_model.KINDS[1:], rounded["kind"], strict=True):
         print(f"{kind}: {numbers(values)}")
     as_it_was = {name: torch.tensor(value, dtype=torch.float64) for name, value in start.items()}

@@ -12,10 +12,10 @@ from lowbit.autotune.plan import Candidate
 from native.build import load
 
 RESULTS = Path(__file__).parent / "results/nvidia-h200"
-FILES = tuple(
-    RESULTS / f"tiles_{which}.json"
-    for which in ("20261127", "20261127_small_layers", "20261127_all_bits", "halves_20261127", "20261127_rows")
-)
+#: Every tile by blocks of whole multiprocessors; the same products by other blocks.
+WHOLE = ("20261127", "20261127_small_layers", "20261127_all_bits")
+OTHERS = ("halves_20261127", *(f"20261127_rows{which}" for which in ("", "_all_bits", "_of_few", "_of_few_all_bits")))
+FILES = tuple(RESULTS / f"tiles_{which}.json" for which in WHOLE + OTHERS)
 SM90, CLUSTERS = 2, [132, 66]
 INTS = [f"int{bits}" for bits in range(1, 9)]
 SMALLEST = 8  # tokens of a tile of family gemm_sm90; those of decode have no costs
@@ -58,8 +58,12 @@ class Weight:
 def weights(files=FILES) -> list[Weight]:
     made: dict[tuple, Weight] = {}
     for file in files:
-        for dtype, n, k, m, tile, *_, us in json.loads(Path(file).read_text())["rows"]:
-            if tile >= SMALLEST and dtype in INTS:
-                times = made.setdefault((dtype, n, k), Weight(dtype, n, k)).us[tile]
-                times[m] = min(us, times.get(m, us))  # of all kinds of blocks
+        for dtype, n, k, m, tile, *blocks, us in json.loads(Path(file).read_text())["rows"]:
+            if tile < SMALLEST or dtype not in INTS:
+                continue
+            if not blocks:
+                made.setdefault((dtype, n, k), Weight(dtype, n, k)).us[tile].setdefault(m, us)
+            weight = made.get((dtype, n, k))
+            if weight and m in weight.us.get(tile, ()):  # of any kind of blocks
+                weight.us[tile][m] = min(us, weight.us[tile][m])
     return list(made.values())

@@ -42,13 +42,13 @@ Split = tuple[int, int, int, int, int, int]  # row_tiles, parts, blocks, early, 
 Way = tuple[int, "Split | None"]  # tile, and how its blocks share a product
 
 
-def worth_timing(tile: int, m: int) -> bool:
-    """Whether a tile is near the fastest one for m rows of x."""
+def worth_timing(tile: int, m: int, n: int) -> bool:
+    """Whether a tile is near the fastest one for m rows of x: where there are few rows of W, several smaller ones are."""
     ranges = {0: (1, 1 << 30), 1: (1, 1), 2: (1, 2), 4: (1, 4)}
     ranges |= {8: (1, 8), 16: (5, 16), 32: (1, 96), 48: (25, 128), 64: (9, 256), 96: (41, 384), 128: (48, 1000)}
     ranges |= {144: (97, 2048), 160: (97, 2048), 192: (129, 2048), 208: (161, 2048), 256: (161, 1 << 30)}
     least, most = ranges[tile]
-    return least <= m <= most
+    return least <= m <= most * (4 if 16 < tile < 128 and n <= 2048 else 1)
 
 
 #: Of whole multiprocessors, one to four of which share a task left over, or a second kernel adds up sums; of half of
@@ -62,7 +62,7 @@ def splits_of(tile: int, kinds: list[str]) -> list[Split | None]:
     """Those of a tile among some kinds of BLOCKS."""
     if not 16 < tile <= 128:
         return [None]
-    of_tile = {"whole"} | ({"halves"} if tile in (32, 64) else set()) | ({"rows"} if tile in (64, 96) else set())
+    of_tile = {"whole"} | ({"halves"} if tile in (32, 64) else set()) | ({"rows"} if tile <= 96 else set())
     return [split for kind in kinds if kind in of_tile for split in BLOCKS[kind]]
 
 
@@ -130,7 +130,7 @@ def main(argv: list[str]) -> int:
                 if record.seconds > args.deadline:
                     continue
                 product = Product(spec, problem, m, args.act)
-                for tile in (tile for tile in tiles if worth_timing(tile, m)):
+                for tile in (tile for tile in tiles if worth_timing(tile, m, n)):
                     for split in splits_of(tile, kinds) if m > FEW and tile else [None]:
                         product.add((tile, split))
                 found = product.times(args.least_ms, args.heat_ms if m >= 96 else 0)

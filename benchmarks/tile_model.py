@@ -22,7 +22,7 @@ NAMES = ("start", "meet", "more", "parts", "turn", "hot")  # of a line's constan
 _LINE = re.compile(r"\{(\d+), (?:128|256), [01], " + r"([\d.]+)f, " * len(NAMES) + r"\{([\d., f]*)\}\}")
 
 
-_BLOCKS = re.compile(r"\{(\d+), (\d+), \d+, (\d+), \{([\d., f]*)\}, \{([\d., f]*)\}\}")
+_BLOCKS = re.compile(r"\{(\d+), (\d+), \d+, (\d+), \{([\d., f]*)\}, ([\d.]+f), \{([\d., f]*)\}\}")
 _KIND = re.compile(r"\{([\d., f]*)\},? *// (float|fine|fine float|zeros)$", re.MULTILINE)
 
 #: What work depends on beside bits: long groups without zeros that are no part of a value's number, of integers and of
@@ -76,9 +76,9 @@ def costs() -> dict[int, dict]:
     return found
 
 
-def block_costs() -> dict[tuple[int, int], tuple[int, list[float], list[float]]]:
+def block_costs() -> dict[tuple[int, int], tuple[int, list[float], list[float], list[float]]]:
     """The same of blocks that have one task each: tile and row tiles -> most steps, start by 1, 2 and 4 blocks whose
-    sums meet, step by bits."""
+    sums meet, what idle multiprocessors save, step by bits."""
     return {
         (int(tokens), int(row_tiles)): (int(most), *map(numbers, lists))
         for tokens, row_tiles, most, *lists in _BLOCKS.findall(PLAN.read_text())
@@ -89,6 +89,12 @@ def kind_costs() -> list[list[float]]:
     """What a step takes of kinds of weights, all but the first, by COLUMNS."""
     found = {name: numbers(values) for values, name in _KIND.findall(PLAN.read_text())}
     return [found[kind] for kind in KINDS[1:]]
+
+
+def idle_of(product: Product, way: Way) -> float:
+    """The share of multiprocessors that have no block of those."""
+    tile, row_tiles, blocks = way
+    return 1 - -(-product.n // (16 * row_tiles)) * -(-product.m // tile) * blocks / BLOCKS
 
 
 def steps_of_block(k: int, blocks: int) -> int:

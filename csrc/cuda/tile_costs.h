@@ -27,16 +27,16 @@ struct TileCost {
   float step[8];  // by bits, from 1
 };
 constexpr TileCost kTileCosts[] = {
-    {32, 128, 0, 2.15f, 0.60f, 0.00f, 2.25f, 0.40f, 0.10f, {0.28f, 0.28f, 0.33f, 0.32f, 0.39f, 0.41f, 0.45f, 0.37f}},
-    {48, 128, 0, 2.16f, 0.72f, 0.00f, 3.05f, 0.87f, 0.02f, {0.34f, 0.36f, 0.41f, 0.38f, 0.47f, 0.48f, 0.54f, 0.46f}},
-    {64, 128, 0, 2.33f, 0.85f, 0.11f, 2.99f, 0.82f, 0.10f, {0.42f, 0.43f, 0.50f, 0.46f, 0.53f, 0.55f, 0.59f, 0.52f}},
-    {96, 128, 0, 2.02f, 1.42f, 0.30f, 3.88f, 1.03f, 0.10f, {0.56f, 0.57f, 0.63f, 0.59f, 0.65f, 0.66f, 0.68f, 0.66f}},
-    {128, 128, 0, 1.95f, 1.83f, 0.58f, 5.06f, 1.40f, 0.12f, {0.67f, 0.66f, 0.73f, 0.73f, 0.79f, 0.83f, 0.85f, 0.80f}},
-    {144, 128, 0, 2.54f, 2.42f, 0.43f, 5.06f, 1.06f, 0.09f, {0.78f, 0.78f, 0.88f, 0.83f, 0.92f, 0.96f, 0.96f, 0.91f}},
-    {160, 128, 0, 2.01f, 2.68f, 0.67f, 5.22f, 0.90f, 0.10f, {0.92f, 0.84f, 0.94f, 0.91f, 0.99f, 1.06f, 1.02f, 0.99f}},
-    {192, 128, 0, 0.69f, 4.21f, 1.04f, 8.41f, 1.18f, 0.07f, {1.07f, 0.98f, 1.04f, 1.05f, 1.12f, 1.20f, 1.09f, 1.13f}},
-    {208, 128, 0, 1.83f, 3.44f, 0.81f, 6.92f, 2.04f, 0.08f, {1.11f, 1.06f, 1.11f, 1.14f, 1.18f, 1.27f, 1.20f, 1.22f}},
-    {256, 256, 1, 2.63f, 4.79f, 0.22f, 8.66f, 1.33f, 0.04f, {1.41f, 1.30f, 1.40f, 1.41f, 1.47f, 1.56f, 1.44f, 1.50f}},
+    {32, 128, 0, 2.45f, 0.41f, 0.00f, 2.27f, 0.67f, 0.07f, {0.27f, 0.27f, 0.33f, 0.32f, 0.40f, 0.39f, 0.45f, 0.38f}},
+    {48, 128, 0, 2.57f, 0.64f, 0.00f, 2.74f, 0.93f, 0.10f, {0.33f, 0.34f, 0.40f, 0.36f, 0.47f, 0.47f, 0.53f, 0.44f}},
+    {64, 128, 0, 2.38f, 0.96f, 0.02f, 2.95f, 0.74f, 0.09f, {0.42f, 0.43f, 0.50f, 0.46f, 0.53f, 0.55f, 0.60f, 0.52f}},
+    {96, 128, 0, 1.96f, 1.72f, 0.16f, 4.00f, 0.83f, 0.10f, {0.56f, 0.57f, 0.63f, 0.60f, 0.65f, 0.66f, 0.68f, 0.66f}},
+    {128, 128, 0, 2.03f, 1.84f, 0.55f, 4.94f, 1.46f, 0.11f, {0.67f, 0.66f, 0.73f, 0.73f, 0.79f, 0.83f, 0.85f, 0.80f}},
+    {144, 128, 0, 2.55f, 2.43f, 0.40f, 5.03f, 1.06f, 0.09f, {0.78f, 0.78f, 0.88f, 0.83f, 0.92f, 0.96f, 0.96f, 0.91f}},
+    {160, 128, 0, 2.02f, 2.69f, 0.67f, 5.21f, 0.88f, 0.10f, {0.92f, 0.84f, 0.94f, 0.91f, 0.99f, 1.06f, 1.02f, 0.99f}},
+    {192, 128, 0, 0.76f, 4.19f, 1.04f, 8.42f, 1.19f, 0.07f, {1.07f, 0.98f, 1.03f, 1.04f, 1.11f, 1.19f, 1.09f, 1.12f}},
+    {208, 128, 0, 1.92f, 3.39f, 0.79f, 6.90f, 2.09f, 0.09f, {1.11f, 1.06f, 1.11f, 1.13f, 1.18f, 1.26f, 1.20f, 1.21f}},
+    {256, 256, 1, 2.92f, 4.87f, 0.15f, 8.45f, 1.38f, 0.04f, {1.40f, 1.30f, 1.38f, 1.40f, 1.45f, 1.54f, 1.44f, 1.49f}},
 };
 
 // What work depends on beside bits. any_zeros: zeros that are no part of a value's number (form.cuh), which kernels of
@@ -60,10 +60,10 @@ struct WideTasks {
 // short groups, zeros that are no part of a value's number. By tiles of 32, 48, 64, 96 and 128, 144 to 208, 256 tokens;
 // by halves of 32 and 64; by 64 rows.
 constexpr float kKindWork[4][9] = {
-    {1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f},  // float
-    {1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f},  // fine
-    {1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f, 1.00f},  // fine float
-    {1.15f, 1.12f, 1.11f, 1.09f, 1.08f, 1.07f, 1.15f, 1.11f, 1.11f},  // zeros
+    {1.29f, 1.00f, 1.14f, 1.03f, 1.00f, 1.00f, 1.26f, 1.17f, 1.14f},  // float
+    {1.21f, 1.00f, 1.02f, 0.92f, 1.00f, 0.94f, 1.26f, 1.00f, 0.99f},  // fine
+    {1.52f, 1.00f, 1.20f, 1.04f, 1.00f, 0.96f, 1.53f, 1.00f, 1.15f},  // fine float
+    {1.42f, 1.12f, 1.15f, 1.01f, 1.08f, 1.02f, 1.44f, 1.11f, 1.10f},  // zeros
 };
 
 // block_tiles: row tiles of a block that has one task, 0 of others.
@@ -112,15 +112,16 @@ constexpr float whole_us(const WideTasks& w, const TileCost& cost) {
 struct BlockCost {
   int tokens, row_tiles, most_blocks, most_steps;  // row_tiles: 8 of halves, 4 of blocks whose warpgroups share K
   float start[3];
+  float idle;     // the share of a step that multiprocessors without a block would save the others, which share a cache
   float step[8];  // by bits, from 1
 };
 constexpr BlockCost kBlockCosts[] = {
-    {32, 8, 4, 32, {1.96f, 2.47f, 2.20f}, {0.26f, 0.27f, 0.31f, 0.29f, 0.39f, 0.39f, 0.45f, 0.45f}},
-    {64, 8, 4, 24, {1.60f, 2.68f, 2.52f}, {0.42f, 0.42f, 0.50f, 0.47f, 0.50f, 0.50f, 0.55f, 0.55f}},
-    {32, 4, 2, 9999, {1.70f, 2.50f, 0.00f}, {0.17f, 0.17f, 0.18f, 0.18f, 0.20f, 0.20f, 0.22f, 0.20f}},
-    {48, 4, 2, 9999, {1.70f, 2.60f, 0.00f}, {0.21f, 0.21f, 0.23f, 0.22f, 0.24f, 0.24f, 0.26f, 0.25f}},
-    {64, 4, 2, 9999, {2.60f, 3.20f, 0.00f}, {0.25f, 0.25f, 0.25f, 0.25f, 0.26f, 0.27f, 0.28f, 0.28f}},
-    {96, 4, 2, 9999, {2.60f, 3.40f, 0.00f}, {0.31f, 0.31f, 0.31f, 0.31f, 0.33f, 0.34f, 0.35f, 0.36f}},
+    {32, 8, 4, 32, {1.93f, 2.31f, 2.11f}, 0.05f, {0.27f, 0.28f, 0.33f, 0.30f, 0.41f, 0.41f, 0.45f, 0.45f}},
+    {64, 8, 4, 24, {1.69f, 2.84f, 2.63f}, 0.00f, {0.42f, 0.41f, 0.48f, 0.47f, 0.50f, 0.50f, 0.55f, 0.55f}},
+    {32, 4, 2, 9999, {2.08f, 2.71f, 0.00f}, 0.45f, {0.19f, 0.20f, 0.22f, 0.21f, 0.24f, 0.24f, 0.26f, 0.23f}},
+    {48, 4, 2, 9999, {1.99f, 2.70f, 0.00f}, 0.33f, {0.21f, 0.21f, 0.24f, 0.23f, 0.27f, 0.27f, 0.29f, 0.26f}},
+    {64, 4, 2, 9999, {2.33f, 2.89f, 0.00f}, 0.35f, {0.24f, 0.25f, 0.27f, 0.27f, 0.30f, 0.30f, 0.33f, 0.29f}},
+    {96, 4, 2, 9999, {2.46f, 3.27f, 0.00f}, 0.29f, {0.30f, 0.31f, 0.33f, 0.32f, 0.35f, 0.34f, 0.38f, 0.35f}},
 };
 
 constexpr bool has_blocks(const BlockCost& cost, int bits, const WideKind& kind) {
@@ -141,12 +142,12 @@ constexpr BlockTime block_time(const WideTasks& w, int tokens) {
     for (int i = 0; 1 << i <= cost.most_blocks; ++i) {
       const int blocks = 1 << i;  // clusters of four as of an H200
       const int64_t most = i == 2 ? w.clusters[1] * 15 / 32 : w.clusters[i];
-      const int64_t steps = (w.steps + blocks - 1) / blocks;
-      if (w.row_blocks(cost.row_tiles) * w.token_tiles > most || w.steps < 2 * blocks * parts) continue;
-      if (steps > cost.most_steps) continue;
-      const float work =
-          static_cast<float>(steps) * cost.step[w.bits - 1] * w.columns * kind_work(w.kind, tokens, cost.row_tiles);
-      const float us = cost.start[i] + std::max(work, w.memory);
+      const int64_t steps = (w.steps + blocks - 1) / blocks, tasks = w.row_blocks(cost.row_tiles) * w.token_tiles;
+      if (tasks > most || w.steps < 2 * blocks * parts || steps > cost.most_steps) continue;
+      const float idle = 1 - static_cast<float>(tasks * blocks) / static_cast<float>(w.clusters[0]);
+      const float step =
+          cost.step[w.bits - 1] * (1 - cost.idle * idle) * w.columns * kind_work(w.kind, tokens, cost.row_tiles);
+      const float us = cost.start[i] + std::max(static_cast<float>(steps) * step, w.memory);
       if (us < best.us) best = {us, blocks, cost.row_tiles};
     }
   }
