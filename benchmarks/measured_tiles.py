@@ -14,7 +14,8 @@ from native.build import load
 RESULTS = Path(__file__).parent / "results/nvidia-h200"
 #: Every tile by blocks of whole multiprocessors; the same products by other blocks.
 WHOLE = ("20261127", "20261127_small_layers", "20261127_all_bits")
-OTHERS = ("halves_20261127", *(f"20261127_rows{which}" for which in ("", "_all_bits", "_of_few", "_of_few_all_bits")))
+ROWS = ("_rows", "_rows_all_bits", "_rows_of_few", "_rows_of_few_all_bits", "_all_blocks")
+OTHERS = ("halves_20261127", *(f"20261127{which}" for which in ROWS))
 FILES = tuple(RESULTS / f"tiles_{which}.json" for which in WHOLE + OTHERS)
 SM90, CLUSTERS = 2, [132, 66]
 INTS = [f"int{bits}" for bits in range(1, 9)]
