@@ -122,6 +122,8 @@ def test_layer_is_held_once_and_loads_again():
 
 
 def test_layer_that_is_not_packed_is_right_too(monkeypatch):
+    import lowbit.nn
+
     monkeypatch.setattr(lowbit.nn, "_warned", set())
     made, x = layer(prepare=False), oracle.normal(3, 256, dtype=torch.float16)
     with pytest.warns(UserWarning, match="call lowbit.prepare"):
