@@ -18,9 +18,10 @@ constexpr float kLast = 1e9f;  // costs from here on only rank tiles
 // at its limit of power where all of them work, and no less than memory takes. A step is one of 256 rows of W with
 // 256 tokens, else 128. Ends: `meet` where sums of two blocks meet, `more` for each block more, `parts` where a second
 // kernel adds them up, `turn` for each whole task of a worker but the first. Fitted by benchmarks/fit_tile_costs.py to
-// products on an H200 (fp16, group 128, 39 shapes from 1024 x 3072 to 28672 x 4096, 24 to 1000 rows: int2, int4 and
-// int8, nine shapes of the others, six up to 2048 rows; nvidia-h200/tiles_20261127*.json, tiles_20261125.json): of 1502
-// products the tile with the least is 0.4% slower than the fastest one on average, within 5% in 97%, 12% at worst.
+// products on an H200 (fp16, 39 shapes from 1024 x 3072 to 28672 x 4096, 24 to 1000 rows: int2, int4 and int8 in groups
+// of 128, nine shapes of other integers and of ten other weights, six up to 2048 rows;
+// nvidia-h200/tiles_*20261127*.json, tiles_20261125.json): of 2517 products the tile and blocks with the least are 0.4%
+// slower than the fastest ones on average, within 5% in 98%, 12% at worst.
 struct TileCost {
   int tokens, rows, workers;  // workers: index into clusters
   float start, meet, more, parts, turn, hot;
@@ -105,10 +106,10 @@ constexpr float whole_us(const WideTasks& w, const TileCost& cost) {
 }
 
 // The same of blocks that have one task each or their part of it (templates/wide_blocks.cuh): us = start + work. start:
-// by blocks whose sums meet, one, two or four. Fitted beside the others, 26 shapes, halves int1 to int6
-// (nvidia-h200/tiles_halves_20261127.json). Why not halves with many steps: a ring of half of a multiprocessor is
+// by blocks whose sums meet, one, two or four. Why not halves with many steps: a ring of half of a multiprocessor is
 // short. Measured on an H200, us, 64 rows, int4, by whole ones and by halves: 8192 x 8192 18.0 and 19.0, 4096 x 14336
-// 17.5 and 18.9.
+// 17.5 and 18.9. Why not 64 rows: x that comes twice costs energy, and the device is at its limit of power in long
+// products; each side after 90 ms of itself, 96 rows, int8, 8192 x 28672 beside what it took before +20%, cuBLAS +5%.
 struct BlockCost {
   int tokens, row_tiles, most_blocks, most_steps;  // row_tiles: 8 of halves, 4 of blocks whose warpgroups share K
   float start[3];
