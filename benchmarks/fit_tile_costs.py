@@ -11,7 +11,6 @@ fastest one, before and after.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections import defaultdict
 from pathlib import Path

@@ -43,7 +43,7 @@ Way = tuple[int, "Split | None"]  # tile, and how its blocks share a product
 
 
 def worth_timing(tile: int, m: int, n: int) -> bool:
-    """Whether a tile is near the fastest one for m rows of x: where there are few rows of W, several smaller ones are."""
+    """Whether a tile is near the fastest one for m rows of x; of few rows of W several smaller ones are."""
     ranges = {0: (1, 1 << 30), 1: (1, 1), 2: (1, 2), 4: (1, 4)}
     ranges |= {8: (1, 8), 16: (5, 16), 32: (1, 96), 48: (25, 128), 64: (9, 256), 96: (41, 384), 128: (48, 1000)}
     ranges |= {144: (97, 2048), 160: (97, 2048), 192: (129, 2048), 208: (161, 2048), 256: (161, 1 << 30)}

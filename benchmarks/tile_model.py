@@ -98,7 +98,8 @@ def idle_of(product: Product, way: Way) -> float:
 
 
 def steps_of_block(k: int, blocks: int) -> int:
-    return -(-(-(-k // 128)) // blocks)
+    steps = -(-k // 128)
+    return -(-steps // blocks)
 
 
 def memory_us(n: int, k: int, bits: int) -> float:

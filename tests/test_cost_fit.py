@@ -81,7 +81,8 @@ def test_files_become_products_with_the_least_of_their_times(tmp_path):
             ["int4", 64, 128, 32, 64, [8, 1, 1, 1, 16, 0], 4.5], ["int4", 64, 128, 32, 64, [8, 1, 2, 1, 16, 0], 1.0],
             ["int4", 64, 128, 32, 64, [4, 2, 2, 1, 16, 0], 2.0], ["int4", 64, 128, 32, 64, None, 1.0],
             ["int4", 64, 128, 32, 256, None, 9.0], ["float8_e4m3/32", 64, 128, 32, 64, 1.0],
-            ["uint8/32", 64, 128, 32, 64, [8, 1, 1, 2, 8, 4], 8.0], ["uint8/32", 64, 128, 32, 256, None, 9.0]]  # fmt: skip
+            ["uint8/32", 64, 128, 32, 64, [8, 1, 1, 2, 8, 4], 8.0],
+            ["uint8/32", 64, 128, 32, 256, None, 9.0]]  # fmt: skip
     (tmp_path / "tiles").write_text(json.dumps({"rows": rows}))
     assert fit_tile_costs.products_of([str(tmp_path / "tiles")]) == {
         (64, 128, 32, 4, "int"): {(48, 0, 0): 7.0, (64, 0, 0): 4.5, (64, 8, 2): 4.0, (64, 4, 2): 2.0, (256, 0, 0): 9.0},

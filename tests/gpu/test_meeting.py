@@ -121,7 +121,8 @@ def test_sanitizer_small_product_by_blocks_of_64_rows(dtype, tokens):
 @pytest.mark.parametrize(("dtype", "tokens"), [("int4", 32), ("uint2", 64)])
 def test_sanitizer_small_product_by_halves_of_more_tokens(dtype, tokens):
     for meet in (1, 2, 4):
-        assert right(row_for(dtype, torch.float16, tokens), (300, 2100), tokens - 3, meet, blocks=HALVES_OF_ONE, kind="whole")
+        row = row_for(dtype, torch.float16, tokens)
+        assert right(row, (300, 2100), tokens - 3, meet, blocks=HALVES_OF_ONE, kind="whole")
 
 
 def test_more_blocks_than_sums_can_come_from_are_refused():
