@@ -84,8 +84,9 @@ int main() {
   run<Int<3>, __half, 64>({130, 1300, 100, -1, kNone, kFp16, 6, 90}, 1, 16, 2);
   run<Int<8>, __half, 64>({190, 250, 60, 128, kNone, kFp16, 3, 90}, 1, 16, 2);
   run<Int<5>, __half, 96>({70, 1700, 90, 128, kNone, kFp16, 4, 90}, 2, 16, 2);
-  run<Int<2>, __half, 128>({136, 600, 200, 128, kNone, kFp16, 12, 90}, 2, 16, 2);
-  run<Int<7>, __half, 128>({120, 1500, 120, 128, kNone, kFp16, 2, 90}, 1, 16, 2);
+  run<Int<2>, __half, 96>({136, 600, 150, 128, kNone, kFp16, 12, 90}, 2, 16, 2);
+  run<Int<7>, __half, 96>({120, 1500, 90, 128, kNone, kFp16, 2, 90}, 1, 16, 2);
+  run<Int<8>, __nv_bfloat16, 64>({136, 900, 50, 32, kMin, kBf16, 3, 90}, 1, 16, 2);
   // Of 144 tokens and more, where x of the cluster was.
   run<Int<4>, __half, 144>({136, 900, 140, 128, kNone, kFp16, 8, 90}, 4);
   run<Int<8>, __nv_bfloat16, 160>({270, 2100, 150, 128, kNone, kBf16, 9, 90}, 3);
