@@ -11,6 +11,7 @@ fastest one, before and after.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -53,7 +54,7 @@ def products_of(files: list[str]) -> dict[Product, dict[Way, float]]:
             dtype, _, group = spec.partition("/")
             if tile <= 16 or m < FEWEST:
                 continue
-            product = Product(n, k, m, int(dtype.lstrip("uintfloa")[0]), kind_of(dtype, int(group or 128)))
+            product = Product(n, k, m, int(re.search(r"\d", dtype)[0]), kind_of(dtype, int(group or 128)))
             way = way_of(product, tile, how[0]) if how else (tile, 0, 0)
             if way is None or (way[1] and tile_model.steps_of_block(k, way[2]) > tile_model.block_costs()[way[:2]][0]):
                 continue

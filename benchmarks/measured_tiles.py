@@ -64,7 +64,9 @@ def weights(files=FILES) -> list[Weight]:
                 continue
             if not blocks:
                 made.setdefault((dtype, n, k), Weight(dtype, n, k)).us[tile].setdefault(m, us)
-            weight = made.get((dtype, n, k))
-            if weight and m in weight.us.get(tile, ()):  # of any kind of blocks
-                weight.us[tile][m] = min(us, weight.us[tile][m])
+            # Of any kind of blocks; fewer rows of as many tiles take no longer.
+            times = made[dtype, n, k].us.get(tile, {}) if (dtype, n, k) in made else {}
+            for rows in times:
+                if rows <= m and -(-rows // tile) == -(-m // tile):
+                    times[rows] = min(us, times[rows])
     return list(made.values())

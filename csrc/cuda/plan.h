@@ -84,10 +84,8 @@ constexpr float memory_us(const Question& q) {
   return static_cast<float>(q.n) * static_cast<float>(q.k) * (q.bits + 0.125f) / 8 / kBytesPerUs;
 }
 
-// What zeros and codebooks multiply work by. Zeros that are no whole numbers cost up to 16 tokens helping warps, and
-// zeros of fine groups what finds them, which more tokens share. Measured at 8192 x 8192 in groups of 32, uint4 beside
-// int4: n32 17.7 and 15.4 us, n64 21.1 and 18.7, n128 34.8 and 30.4, n256 58.2 and 54.5. Values of a codebook are
-// looked up: n8 17.6 us and int4 13.7 with groups of 64, n64 27.8 and 22.4, n256 57.5 and 54.
+// What zeros and codebooks multiply work of tiles of up to 16 tokens by (of more: kind_work). Zeros that are no whole
+// numbers cost helping warps; values of a codebook are looked up: n8 17.6 us and int4 13.7 with groups of 64.
 constexpr float extra_work(const Question& q) {
   const float zeros = q.zero_kind == ZeroKind::kNone ? 1.0f : q.any_zeros() ? 1.2f : 1.05f;
   return zeros * (q.codebook ? 1.25f : 1.0f);

@@ -126,7 +126,7 @@ constexpr BlockCost kBlockCosts[] = {
 };
 
 constexpr bool has_blocks(const BlockCost& cost, int bits, const WideKind& kind) {
-  return cost.row_tiles == 4 ? shares_rows(cost.tokens, kind.fine)
+  return cost.row_tiles == 4 ? shares_rows(cost.tokens, kind.codebook, kind.fine)
                              : has_halves(cost.tokens, bits, kind.is_float, kind.codebook, kind.fine);
 }
 

@@ -245,7 +245,7 @@ inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
           error = launch_tile<Weight, Act, gemm_sm90::Tile<Tile::kTokens, 8>, Form>(args, launch, affine);
         if (error != cudaErrorInvalidValue) return error;
       }
-      if constexpr (shares_rows(Tile::kTokens, Form::kFine)) {
+      if constexpr (shares_rows(Tile::kTokens, Weight::kCodebook, Form::kFine)) {
         const int error = launch_tile<Weight, Act, gemm_sm90::Tile<Tile::kTokens, 16, 2>, Form>(args, launch, affine);
         if (error != cudaErrorInvalidValue) return error;
       }

@@ -87,6 +87,7 @@ int main() {
   run<Int<2>, __half, 96>({136, 600, 150, 128, kNone, kFp16, 12, 90}, 2, 16, 2);
   run<Int<7>, __half, 96>({120, 1500, 90, 128, kNone, kFp16, 2, 90}, 1, 16, 2);
   run<Int<8>, __nv_bfloat16, 64>({136, 900, 50, 32, kMin, kBf16, 3, 90}, 1, 16, 2);
+  run<Int<8>, __half, 64>({140, 900, 50, 128, kNone, kFp32, 3, 90}, 1, 16, 2);
   // Of 144 tokens and more, where x of the cluster was.
   run<Int<4>, __half, 144>({136, 900, 140, 128, kNone, kFp16, 8, 90}, 4);
   run<Int<8>, __nv_bfloat16, 160>({270, 2100, 150, 128, kNone, kBf16, 9, 90}, 3);
