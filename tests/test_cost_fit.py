@@ -25,7 +25,7 @@ def has_blocks(tile: int, row_tiles: int, product: tile_model.Product) -> bool:
     """As csrc/templates/wide_blocks.cuh says, in other words."""
     fine = product.kind not in ("int", "float")
     if row_tiles == 4:
-        return tile == 64 or (tile < 128 and not fine)
+        return tile in (32, 64) or (tile < 128 and not fine)
     most = (4 if "float" in product.kind else 6) if tile == 32 else 0 if fine else 4
     return product.bits <= most
 

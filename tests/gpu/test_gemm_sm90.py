@@ -180,3 +180,12 @@ def test_sanitizer_small_product_of_several_tiles_of_tokens(most):
     skip_elsewhere(row)
     weight, x = plain("uint3", (300, 328), 2), oracle.normal(most + 22, 328, dtype=torch.float16)
     assert_exact(x, weight, bias_for(300, 1), product_by(row["name"], x, weight.pw, bias_for(300, 1)))
+
+
+@pytest.mark.parametrize("most", [64, 96, 128])
+def test_sanitizer_several_tasks_of_a_block(most):
+    """y of one goes through a stage that weights of the next come to."""
+    row = row_of("int4", torch.float16, "gemm_sm90", most)
+    skip_elsewhere(row)
+    weight, x = oracle.make("int4", (280 * 128, 200), 128, plain=True), oracle.normal(most, 200, dtype=torch.float16)
+    assert_exact(x, weight, y=product_by(row["name"], x, weight.pw))

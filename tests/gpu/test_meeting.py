@@ -94,9 +94,9 @@ def test_halves_refuse_what_whole_multiprocessors_are_for():
 )
 def test_blocks_of_64_rows_are_right(tokens, dtype, act):
     """Of a task each or of two whose sums meet; stages that are odd and even in number, few tokens of a tile, several
-    tiles; with 64 tokens groups of every length."""
+    tiles; with 32 and 64 tokens groups of every length."""
     row = row_for(dtype, act, tokens)
-    groups = [(128, "whole"), (-1, "whole")] + [(group, "zero") for group in (16, 32, 64) if tokens == 64]
+    groups = [(128, "whole"), (-1, "whole")] + [(group, "zero") for group in (16, 32, 64) if tokens in (32, 64)]
     for i, shape in enumerate([(520, 4096), (1000, 1000), (136, 8200), (3000, 1030)]):
         for j, (group, kind) in enumerate(groups):
             meet, m = 1 + (i + j) % 2, (tokens, tokens - 11, tokens + 9)[j % 3]

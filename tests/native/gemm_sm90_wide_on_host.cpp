@@ -40,6 +40,9 @@ int main() {
   run<Float<2, 1>, __nv_bfloat16, 64>({140, 1000, 64, 128, kNone, kBf16, 1, 90});
   run<Int<5>, __half, 96>({130, 1700, 90, 128, kNone, kFp16, 7, 90});
   run<Int<2>, __half, 128>({136, 600, 200, 128, kZero, kFp16, 2, 90});
+  // Several whole tasks a block, whose y goes through a stage that the next task's weights come to.
+  run<Int<4>, __half, 64>({392, 700, 130, 128, kNone, kFp16, 2, 90});
+  run<Int<8>, __nv_bfloat16, 96>({260, 500, 180, 128, kNone, kBf16, 2, 90});
   // Scaled values: fine groups, zeros of any kind.
   run<Int<8>, __nv_bfloat16, 32>({130, 900, 20, 32, kMin, kBf16, 3, 90});
   run<Float<4, 3>, __half, 64>({136, 1000, 50, 16, kNone, kFp16, 4, 90});
@@ -88,6 +91,10 @@ int main() {
   run<Int<7>, __half, 96>({120, 1500, 90, 128, kNone, kFp16, 2, 90}, 1, 16, 2);
   run<Int<8>, __nv_bfloat16, 64>({136, 900, 50, 32, kMin, kBf16, 3, 90}, 1, 16, 2);
   run<Int<8>, __half, 64>({140, 900, 50, 128, kNone, kFp32, 3, 90}, 1, 16, 2);
+  run<Int<4>, __half, 32>({136, 1100, 30, 64, kZero, kFp16, 6, 90}, 2, 16, 2);
+  run<Float<2, 1>, __nv_bfloat16, 32>({130, 900, 23, 32, kNone, kBf16, 3, 90}, 1, 16, 2);
+  run<Codebook<4>, __half, 32>({70, 1300, 30, 64, kNone, kFp32, 4, 90}, 2, 16, 2);
+  run<Codebook<4>, __nv_bfloat16, 64>({200, 900, 60, -1, kNone, kBf16, 4, 90}, 1, 16, 2);
   // Of 144 tokens and more, where x of the cluster was.
   run<Int<4>, __half, 144>({136, 900, 140, 128, kNone, kFp16, 8, 90}, 4);
   run<Int<8>, __nv_bfloat16, 160>({270, 2100, 150, 128, kNone, kBf16, 9, 90}, 3);

@@ -45,7 +45,7 @@ struct LargeMap {
   static constexpr int kTable = (kFree + 8 + 127) / 128 * 128;  // of a codebook
   // Where blocks of a cluster share a task, their sums meet where x was, when all warps of the others have told that
   // they are done with it (kFree). Why not beside x: there is no room for those of more than two blocks and 192 tokens.
-  static_assert(meeting_room(Tile::kRowTiles, Tile::kColumns, kMostMeet) <= kXDepth * kXBytes);
+  static_assert(meeting_room(Tile::kRowTiles, Tile::kColumns, Stage::kTogether, kMostMeet) <= kXDepth * kXBytes);
   static_assert(kXDepth >= 5 && kTable + Stage::kTable + 1024 <= kSharedTwoRings);
 };
 
@@ -222,12 +222,13 @@ struct Large {
   // Stores y of a task, or of the columns that come to this block where its cluster shares the stages (`meet`); or
   // keeps sums of a part.
   __device__ __forceinline__ void finish(const Part& part, bool meet, int warp, int lane,
-                                         typename Meeting<Tile>::Sums& sum) const {
+                                         typename Meeting<Tile, Stage::kTogether>::Sums& sum) const {
     const auto sums = [&](int column, int i) { return sum[4 * column + i]; };
     uint32_t own = ~0u;
     if (meet) {
       // Why a shuffle: else all that follows from the number would be found before the first stage, and kept.
-      const Meeting<Tile> meeting{base, base + Map::kMet, __shfl_sync(~0u, p.deal.meet, 0), warp, lane};
+      const Meeting<Tile, Stage::kTogether> meeting{base, base + Map::kMet, __shfl_sync(~0u, p.deal.meet, 0), warp,
+                                                    lane};
       ptx::barrier_wait(base + Map::kFree, 0);
       meeting.hand_in(sum);
       own = meeting.add_up(sum);
@@ -236,12 +237,9 @@ struct Large {
       return;
     }
     const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
-    const int row_tile = (spot.row_block * blocks + rank) * Tile::kRowTiles, token = spot.token_tile * p.tile_tokens;
-    if (p.lines) {
-      store_lines<Act, Tile>(p, base + Map::kLines, (row_tile + warp / 4 * 4) * 16, token, warp, lane, sums, own);
-    } else {
-      RowsOfY<Act, Tile, Problem>(p, (row_tile + warp) * 16, lane).store(token, sums, own);
-    }
+    const int row_tile = (spot.row_block * blocks + rank) * Tile::kRowTiles;
+    LinesOfY<Act, Tile, Problem>(p, base + Map::kLines, (row_tile + warp / 4 * 4) * 16, warp, lane)
+        .store(spot.token_tile * p.tile_tokens, sums, own);
   }
 };
 
@@ -271,7 +269,7 @@ __global__ void __launch_bounds__(kLargeThreads, 1) multiply_large(const __grid_
     }
     if (p.deal.meet > 1) {
       ptx::barrier_init(base + Map::kMet);
-      ptx::barrier_expect(base + Map::kMet, Meeting<Tile>::bytes(p.deal.meet));
+      ptx::barrier_expect(base + Map::kMet, Meeting<Tile, Worker::Stage::kTogether>::bytes(p.deal.meet));
       ptx::arrivals_init(base + Map::kFree, Tile::kWarps * (p.deal.meet - 1));
     }
     ptx::publish_barriers();

@@ -9,14 +9,16 @@
 #include "../parts.cuh"
 #include "../ptx/async.cuh"
 #include "../ptx/cluster.cuh"
+#include "lines.cuh"
 #include "shape.cuh"
 
 namespace lowbit::gemm_sm90 {
 
-template <class Tile>
+// Together: columns_together.
+template <class Tile, int Together>
 struct Meeting {
   static constexpr int kColumns = Tile::kColumns / Tile::kParts;
-  static constexpr int kTogether = columns_together(Tile::kTokens), kUnits = kColumns / kTogether;
+  static constexpr int kTogether = Together, kUnits = kColumns / kTogether;
   using Sums = float[4 * kColumns];  // [column][4]
 
   const uint32_t room, barrier;  // in shared memory: where sums come to, and what counts their bytes
@@ -75,16 +77,20 @@ struct Meeting {
 };
 
 // Stores y of a task that this block has all of, or of the columns that come to it where its cluster shares the stages.
-template <class Act, class Tile>
+// lines: room for Lines, where y is written in such, when both warpgroups are done with all products of the task.
+template <class Act, class Tile, int Together>
 __device__ __forceinline__ void finish_task(const Problem& p, const Part& part, uint32_t room, uint32_t barrier,
-                                            int warp, int lane, typename Meeting<Tile>::Sums& sum) {
+                                            uint32_t lines, int warp, int lane,
+                                            typename Meeting<Tile, Together>::Sums& sum) {
   const bool meet = part.end - part.begin < p.deal.stages;
   // Why a shuffle: else all that follows from the number would be found before the first stage, and kept.
-  const Meeting<Tile> meeting{room, barrier, __shfl_sync(~0u, p.deal.meet, 0), warp, lane};
+  const Meeting<Tile, Together> meeting{room, barrier, __shfl_sync(~0u, p.deal.meet, 0), warp, lane};
   if (meet) meeting.hand_in(sum);
   const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
-  const RowsOfY<Act, Tile, Problem> rows(p, (spot.row_block * Tile::kRowTiles + warp) * 16, lane);
+  const auto rows =
+      rows_of_y<Act, Tile, Together>(p, lines, (spot.row_block * Tile::kRowTiles + warp / 4 * 4) * 16, warp, lane);
   const uint32_t own = meet ? meeting.add_up(sum) : ~0u;
+  if constexpr (Together > 1) ptx::wait_at_barrier<32 * Tile::kWarps>(Lines::kBothBarrier);
   rows.store(spot.token_tile * p.tile_tokens, [&](int column, int i) { return sum[4 * column + i]; }, own);
 }
 

@@ -52,6 +52,15 @@ struct Tile {
   static constexpr bool kAll = (Tokens & (Tokens - 1)) == 0;
 };
 
+// Columns side by side that come to the same block, or warpgroup, where sums of a task meet: two where y is written in
+// lines (lines.cuh). Why not of fewer tokens, and not of 64 to 128 with fine groups: measured on an H200, us, 28672 x
+// 4096, so and by RowsOfY: n48 int8 37.7 and 36.1, n128 uint4 in groups of 64 57.4 and 51.8, of 128 (int4) 49.8
+// and 50.8.
+template <class Tile>
+constexpr int columns_together(bool fine) {
+  return Tile::kLarge || (Tile::kTokens >= 64 && !Tile::kHalf && !fine) ? 2 : 1;
+}
+
 constexpr int kTableBytes = 32 * 1024 + 128;  // room for the table of a codebook (dequant/codebook.cuh)
 
 // rounds_values of a kernel.
@@ -71,6 +80,7 @@ struct Stage {
   static constexpr bool kFine = Form::kFine, kZeros = Form::kZeros, kNarrow = !Tile::kWgmma, kHalf = Tile::kHalf;
   static constexpr bool kWhole = Form::kWhole;
   static constexpr int kRowTiles = Tile::kRowTiles, kShared = Tile::kShared, kPartsOfK = Tile::kParts;
+  static constexpr int kTogether = columns_together<Tile>(kFine);
   static constexpr int kXBox = Tile::kTokens * 128;  // bytes of 64 k
   static constexpr int kStepBytes = 2 * kXBox + Tile::kRowTiles * 256 * kBits;
   // Why not more of wider tiles: the first products wait for all of a stage; 10240 x 8192, 32 rows, int1 18.9 us with
@@ -102,14 +112,10 @@ constexpr int kMostStages = 12;  // in a ring
 // Bytes of a column of a tile, 8 tokens, of a warp's 16 rows.
 constexpr int kColumnBytes = 512;
 
-// Columns side by side that come to the same block of a cluster where those share a task (meeting.cuh): what lines of y
-// are written of at once, if they are (lines.cuh).
-constexpr int columns_together(int tokens) { return tokens >= 144 ? 2 : 1; }
-
-// Room for what comes to a block of more than 16 tokens there: every so-manieth of its columns, from each of the
-// others.
-constexpr int meeting_room(int row_tiles, int columns, int most_blocks) {
-  const int together = columns_together(8 * columns), units = columns / together;
+// Room for what comes to a block of more than 16 tokens where a cluster shares a task (meeting.cuh): every so-manieth
+// of its columns, `together` of them side by side, from each of the others.
+constexpr int meeting_room(int row_tiles, int columns, int together, int most_blocks) {
+  const int units = columns / together;
   int most = 0;
   for (int blocks = 2; blocks <= most_blocks; ++blocks) {
     const int room = (blocks - 1) * row_tiles * ((units + blocks - 1) / blocks) * together * kColumnBytes;
@@ -121,8 +127,8 @@ constexpr int meeting_room(int row_tiles, int columns, int most_blocks) {
 // Room for what the two warpgroups of a block give each other where they share K, and behind it for what comes to each
 // from another block (shared_rows.cuh).
 constexpr int kMostMeetOfParts = 2;
-constexpr int rooms_of_parts(int row_tiles, int columns) {
-  return row_tiles * columns * kColumnBytes + 2 * meeting_room(row_tiles, columns / 2, kMostMeetOfParts);
+constexpr int rooms_of_parts(int row_tiles, int columns, int together) {
+  return row_tiles * columns * kColumnBytes + 2 * meeting_room(row_tiles, columns / 2, together, kMostMeetOfParts);
 }
 
 // Where things lie in shared memory, from the first multiple of 1024.
@@ -131,9 +137,10 @@ struct Map {
   static constexpr int kFixed = 2 * 1024;  // barriers, and what lies before the first multiple of 1024
   // Where sums of parts of K meet; of wider tiles that is room for stages where they don't.
   static constexpr int kColumns = Stage::kXBox / 1024;
-  static constexpr int kSums = Stage::kNarrow         ? Stage::kRowTiles * Stage::kXBox / 2
-                               : Stage::kPartsOfK > 1 ? rooms_of_parts(Stage::kRowTiles, kColumns)
-                                                      : meeting_room(Stage::kRowTiles, kColumns, kMostMeet);
+  static constexpr int kSums = Stage::kNarrow ? Stage::kRowTiles * Stage::kXBox / 2
+                               : Stage::kPartsOfK > 1
+                                   ? rooms_of_parts(Stage::kRowTiles, kColumns, Stage::kTogether)
+                                   : meeting_room(Stage::kRowTiles, kColumns, Stage::kTogether, kMostMeet);
   static constexpr int kRoom =
       Stage::kShared - kFixed - Stage::kTable - Stage::kGroups - (Stage::kNarrow ? kSums : 0);  // for stages
   static constexpr int kFit = kRoom / (Stage::kNarrow ? Stage::kParts.of(1) : Stage::kBytes);
@@ -177,7 +184,7 @@ struct Problem {
   const float* row_scales;
   const float* codebook;
   int64_t y_stride;       // elements
-  bool lines;             // whether y can be written by store_lines (lines.cuh)
+  bool lines;             // whether y can be written in pieces of 16 bytes (lines.cuh)
   float step, zero_base;  // value = step * (code - zero_base)
   // Of a stored zero: what it takes from codes, what it adds to scaled values; one of them is 0.
   float zero_on_code, zero_on_value;

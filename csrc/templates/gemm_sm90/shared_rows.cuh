@@ -1,6 +1,6 @@
 // What becomes of sums where the two warpgroups of a block have the same 64 rows and stages in turns: each gives the
-// other every second column, by way of shared memory; and where blocks of a cluster share a task as well, those that a
-// warpgroup then has meet once more (meeting.cuh).
+// other every second column, or pair of columns, by way of shared memory; and where blocks of a cluster share a task as
+// well, those that a warpgroup then has meet once more (meeting.cuh).
 //
 // Why: twice as many blocks fill the device as by 128 rows each, so that most tasks need not be shared by blocks, whose
 // sums take longer on their way: 8192 x 3584, int4, 64 rows 10.0 us by two blocks of 128 rows, 9.4 so.
@@ -16,19 +16,18 @@
 
 namespace lowbit::gemm_sm90 {
 
-constexpr int kExchangeBarrier = 3;  // after those of Turns
-
 // Bytes that come to a warpgroup from another block.
-template <class Tile>
-constexpr int kRoomOfPart = meeting_room(Tile::kRowTiles, Tile::kColumns / 2, kMostMeetOfParts);
+template <class Tile, int Together>
+constexpr int kRoomOfPart = meeting_room(Tile::kRowTiles, Tile::kColumns / 2, Together, kMostMeetOfParts);
 
-// Stores y of the columns that come to this warpgroup. Every thread of both comes here, once. room, barrier: as of
-// finish_task; warp: its row tile; part_of_k: which of the warpgroups it is.
-template <class Act, class Tile>
+// Stores y of the columns that come to this warpgroup. Every thread of both comes here, once, when all turns are over.
+// room, barrier: as of finish_task; ring: where stages were; warp: its row tile; part_of_k: which of the warpgroups it
+// is.
+template <class Act, class Tile, int Together>
 __device__ __forceinline__ void finish_shared_rows(const Problem& p, const Part& part, uint32_t room, uint32_t barrier,
-                                                   int warp, int part_of_k, int lane,
+                                                   uint32_t ring, int warp, int part_of_k, int lane,
                                                    const float (&sum)[4 * Tile::kColumns]) {
-  static_assert(Tile::kParts == 2 && Tile::kColumns % 2 == 0);
+  static_assert(Tile::kParts == 2 && Tile::kColumns % (2 * Together) == 0);
   constexpr int kOwn = Tile::kColumns / 2, kGiven = Tile::kRowTiles * kOwn * kColumnBytes;
   const uint32_t place = room + warp * kOwn * kColumnBytes + lane * 16;
   const uint32_t from = place + part_of_k * kGiven, to = place + (1 - part_of_k) * kGiven;
@@ -38,14 +37,17 @@ __device__ __forceinline__ void finish_shared_rows(const Problem& p, const Part&
     float given[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float even = sum[8 * column + i], odd = sum[8 * column + 4 + i];
+      const int unit = column / Together, within = 4 * (column % Together) + i;
+      const float even = sum[8 * unit * Together + within], odd = sum[(8 * unit + 4) * Together + within];
       own[4 * column + i] = part_of_k ? odd : even, given[i] = part_of_k ? even : odd;
     }
     ptx::store_shared(to + column * kColumnBytes, given);
   }
   const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
-  const RowsOfY<Act, Tile, Problem> rows(p, (spot.row_block * Tile::kRowTiles + warp) * 16, lane);
-  ptx::wait_at_barrier<32 * Tile::kWarps>(kExchangeBarrier);
+  // Why the ring: both have used all that came to it, and nothing comes any more.
+  const auto rows =
+      rows_of_y<Act, Tile, Together>(p, ring, spot.row_block * Tile::kRowTiles * 16, 4 * part_of_k + warp, lane);
+  ptx::wait_at_barrier<32 * Tile::kWarps>(Lines::kBothBarrier);
 #pragma unroll
   for (int column = 0; column < kOwn; ++column) {
     float more[4];
@@ -55,7 +57,8 @@ __device__ __forceinline__ void finish_shared_rows(const Problem& p, const Part&
   }
   uint32_t mine = ~0u;
   if (p.deal.meet > 1) {
-    const Meeting<Tile> meeting{room + 2 * kGiven + part_of_k * kRoomOfPart<Tile>, barrier, p.deal.meet, warp, lane};
+    const Meeting<Tile, Together> meeting{room + 2 * kGiven + part_of_k * kRoomOfPart<Tile, Together>, barrier,
+                                          p.deal.meet, warp, lane};
     meeting.hand_in(own);
     mine = meeting.add_up(own);
   }

@@ -30,6 +30,8 @@ struct Wide {
   using Group = typename Decoder::Group;
   static constexpr int kColumns = Tile::kColumns;
   static constexpr int kBits = Weight::kBits;
+  // Whether the last stage of a task is given back only when y has gone through it.
+  static constexpr bool kLate = Stage::kTogether > 1 && !Tile::kOneTask;
   static constexpr bool kSums = false;
 
   const Problem& p;
@@ -46,7 +48,9 @@ struct Wide {
         decoder(make_decoder<Weight, Decoder>(shared + Map::kTable, own_lane, problem.step, problem.zero_base)) {}
 
   static constexpr float unit(int /*h*/) { return 1.0f; }
-  static __device__ __forceinline__ int meeting_bytes(const Problem& p) { return Meeting<Tile>::bytes(p.deal.meet); }
+  static __device__ __forceinline__ int meeting_bytes(const Problem& p) {
+    return Meeting<Tile, Stage::kTogether>::bytes(p.deal.meet);
+  }
 
   using Fragments = uint32_t[2][4][4];  // of 64 k each
   using Sums = float[Tile::kTokens / 2];
@@ -182,7 +186,8 @@ struct Wide {
         for (int i = 0; i < Tile::kParts; ++i) place.next();
       }
       ptx::wait_products<0>();
-      release(true);
+      // Why early: without it ptxas runs open products one after the other.
+      if (!kLate) release(true);
       float unit[2] = {1.0f, 1.0f};  // that sums are counted in
       if constexpr (kOpen) {
         add_open(state, sum);
@@ -194,14 +199,22 @@ struct Wide {
 #pragma unroll
         for (int i = 0; i < Tile::kTokens / 2; ++i) sum[i] *= unit[i / 2 % 2];
       if constexpr (Tile::kParts > 1) {
-        finish_shared_rows<Act, Tile>(p, part, base + Map::kMeeting, base + Map::kMet, warp, part_of_k, lane, sum);
+        if (!kOpen) turns.end(parts.stages % 2);
+        finish_shared_rows<Act, Tile, Stage::kTogether>(p, part, base + Map::kMeeting, base + Map::kMet, base, warp,
+                                                        part_of_k, lane, sum);
       } else if (!Tile::kOneTask && p.deal.meet == 1 && part.end - part.begin < p.deal.stages) {
         keep_part<Tile>(p, blockIdx.x, part.place, 0, warp, lane, [&](int c, int i) { return sum[4 * c + i]; });
       } else {
-        finish_task<Act, Tile>(p, part, base + Map::kMeeting, base + Map::kMet, warp, lane, sum);
+        finish_task<Act, Tile, Stage::kTogether>(p, part, base + Map::kMeeting, base + Map::kMet,
+                                                 base + before * Stage::kBytes, warp, lane, sum);
+      }
+      if constexpr (kLate) {
+        ptx::end_reads();
+        __syncwarp();
+        release(true);
       }
     }
-    if (!kOpen) turns.end(Tile::kParts > 1 && parts.stages % 2);
+    if (!kOpen && Tile::kParts == 1) turns.end();
   }
 };
 
