@@ -29,7 +29,7 @@ _KIND = re.compile(r"\{([\d., f]*)\},? *// (float|fine|fine float|zeros)$", re.M
 #: floats; short groups of both; such zeros.
 KINDS = ["int", "float", "fine", "fine float", "zeros"]
 #: What kinds have numbers for: tiles of so many tokens at least, and of blocks that have one task each.
-COLUMNS = ["32", "48", "64", "96", "144", "256", "32 halves", "64 halves", "64 rows"]
+COLUMNS = ["32", "48", "64", "96", "144", "256", "32 halves", "64 halves", "32 rows", "64 rows"]
 
 
 class Product(NamedTuple):
@@ -50,7 +50,7 @@ def numbers(text: str) -> list[float]:
 def column_of(way: Way) -> str:
     tile, row_tiles, _ = way
     if row_tiles:
-        return "64 rows" if row_tiles == 4 else f"{tile} halves"
+        return f"{32 if tile == 32 else 64} {'rows' if row_tiles == 4 else 'halves'}"
     return str(max(least for least in map(int, COLUMNS[:6]) if least <= tile))
 
 

@@ -19,8 +19,8 @@ constexpr float kLast = 1e9f;  // costs from here on only rank tiles
 // 256 tokens, else 128. Ends: `meet` where sums of two blocks meet, `more` for each block more, `parts` where a second
 // kernel adds them up, `turn` for each whole task of a worker but the first. Fitted by benchmarks/fit_tile_costs.py to
 // products on an H200 (fp16, 39 shapes from 1024 x 3072 to 28672 x 4096, 24 to 1000 rows: int2, int4 and int8 in groups
-// of 128, nine shapes of other integers and of ten other weights, six up to 2048 rows;
-// nvidia-h200/tiles_*20261127*.json, tiles_20261125.json): of 2517 products the tile and blocks with the least are 0.4%
+// of 128, nine shapes of other integers and of ten other weights, seventeen of short groups, six up to 2048 rows;
+// nvidia-h200/tiles_*20261127*.json, tiles_20261125.json): of 2940 products the tile and blocks with the least are 0.4%
 // slower than the fastest ones on average, within 5% in 98%, 12% at worst.
 struct TileCost {
   int tokens, rows, workers;  // workers: index into clusters
@@ -59,12 +59,12 @@ struct WideTasks {
 
 // What a step takes of other weights beside integers in groups of 128 and more: floats of such, integers and floats in
 // short groups, zeros that are no part of a value's number. By tiles of 32, 48, 64, 96 and 128, 144 to 208, 256 tokens;
-// by halves of 32 and 64; by 64 rows.
-constexpr float kKindWork[4][9] = {
-    {1.30f, 1.00f, 1.14f, 1.03f, 1.00f, 1.00f, 1.27f, 1.16f, 1.14f},  // float
-    {1.21f, 1.00f, 1.02f, 0.92f, 1.00f, 0.94f, 1.26f, 1.00f, 0.99f},  // fine
-    {1.51f, 1.00f, 1.19f, 1.04f, 1.00f, 0.96f, 1.53f, 1.00f, 1.15f},  // fine float
-    {1.42f, 1.12f, 1.15f, 1.01f, 1.08f, 1.02f, 1.44f, 1.11f, 1.10f},  // zeros
+// by halves of 32 and 64; by 64 rows of 32 and of more.
+constexpr float kKindWork[4][10] = {
+    {1.30f, 1.00f, 1.13f, 1.03f, 1.00f, 1.00f, 1.28f, 1.15f, 1.22f, 1.12f},  // float
+    {1.22f, 1.00f, 1.02f, 0.92f, 1.00f, 0.94f, 1.27f, 1.00f, 1.18f, 1.01f},  // fine
+    {1.45f, 1.00f, 1.18f, 1.05f, 1.00f, 0.96f, 1.59f, 1.00f, 1.37f, 1.18f},  // fine float
+    {1.46f, 1.12f, 1.16f, 1.02f, 1.08f, 1.02f, 1.59f, 1.11f, 1.37f, 1.16f},  // zeros
 };
 
 // block_tiles: row tiles of a block that has one task, 0 of others.
@@ -76,7 +76,7 @@ constexpr float kind_work(const WideKind& kind, int tokens, int block_tiles) {
                        : tokens <= 128 ? 3
                        : tokens < 256  ? 4
                                        : 5;
-  const int column = block_tiles == 0 ? of_whole : block_tiles == 4 ? 8 : tokens == 32 ? 6 : 7;
+  const int of_block = (block_tiles == 4 ? 8 : 6) + (tokens != 32), column = block_tiles == 0 ? of_whole : of_block;
   // Values of a codebook are looked up. Measured, us, groups of 64, beside int4: n64 27.8 and 22.4, n256 57.5 and 54.
   const float codebook = !kind.codebook ? 1.0f : tokens < 256 ? 1.25f : 1.07f;
   return codebook * (row < 0 ? 1.0f : kKindWork[row][column]);
@@ -117,12 +117,12 @@ struct BlockCost {
   float step[8];  // by bits, from 1
 };
 constexpr BlockCost kBlockCosts[] = {
-    {32, 8, 4, 32, {2.00f, 2.29f, 2.15f}, 0.03f, {0.27f, 0.27f, 0.32f, 0.29f, 0.40f, 0.39f, 0.45f, 0.45f}},
-    {64, 8, 4, 24, {1.81f, 2.79f, 2.72f}, 0.00f, {0.41f, 0.41f, 0.49f, 0.47f, 0.50f, 0.50f, 0.55f, 0.55f}},
-    {32, 4, 2, 48, {1.99f, 2.64f, 0.00f}, 0.46f, {0.19f, 0.20f, 0.22f, 0.22f, 0.25f, 0.24f, 0.27f, 0.23f}},
-    {48, 4, 2, 48, {1.99f, 2.71f, 0.00f}, 0.36f, {0.21f, 0.21f, 0.24f, 0.23f, 0.27f, 0.27f, 0.29f, 0.26f}},
-    {64, 4, 2, 48, {2.37f, 2.97f, 0.00f}, 0.37f, {0.24f, 0.25f, 0.28f, 0.26f, 0.30f, 0.30f, 0.33f, 0.29f}},
-    {96, 4, 2, 48, {2.49f, 3.31f, 0.00f}, 0.29f, {0.30f, 0.31f, 0.33f, 0.31f, 0.35f, 0.35f, 0.37f, 0.35f}},
+    {32, 8, 4, 32, {1.90f, 2.26f, 2.14f}, 0.01f, {0.27f, 0.28f, 0.32f, 0.29f, 0.40f, 0.39f, 0.45f, 0.45f}},
+    {64, 8, 4, 24, {1.82f, 2.78f, 2.74f}, 0.00f, {0.41f, 0.41f, 0.49f, 0.47f, 0.50f, 0.50f, 0.55f, 0.55f}},
+    {32, 4, 2, 48, {1.95f, 2.60f, 0.00f}, 0.50f, {0.19f, 0.21f, 0.23f, 0.22f, 0.26f, 0.25f, 0.28f, 0.23f}},
+    {48, 4, 2, 48, {1.93f, 2.67f, 0.00f}, 0.38f, {0.22f, 0.22f, 0.25f, 0.24f, 0.29f, 0.28f, 0.30f, 0.26f}},
+    {64, 4, 2, 48, {2.11f, 2.84f, 0.00f}, 0.35f, {0.25f, 0.26f, 0.29f, 0.27f, 0.31f, 0.31f, 0.34f, 0.29f}},
+    {96, 4, 2, 48, {2.51f, 3.33f, 0.00f}, 0.29f, {0.30f, 0.31f, 0.33f, 0.31f, 0.35f, 0.35f, 0.37f, 0.35f}},
 };
 
 constexpr bool has_blocks(const BlockCost& cost, int bits, const WideKind& kind) {

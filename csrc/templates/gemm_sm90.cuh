@@ -125,6 +125,7 @@ __global__ void __maxnreg__((BoundsOf<Weight, Act, Tile, Form>::kRegisters))
           if (Worker::kSums) ptx::arrivals_init(base + Map::kSummed + 8 * i, 32 * kSummers);
           ptx::arrivals_init(base + Map::kEmpty + 8 * i, arrivals);
         }
+        if constexpr (Tile::kParts > 1) ptx::arrivals_init(base + Map::kExchanged, 32 * Tile::kWarps);
         if (p.deal.meet > 1) {
           ptx::barrier_init(base + Map::kMet);
           ptx::barrier_expect(base + Map::kMet, Worker::meeting_bytes(p));

@@ -93,7 +93,7 @@ int main() {
   run<Int<8>, __half, 64>({140, 900, 50, 128, kNone, kFp32, 3, 90}, 1, 16, 2);
   run<Int<4>, __half, 32>({136, 1100, 30, 64, kZero, kFp16, 6, 90}, 2, 16, 2);
   run<Float<2, 1>, __nv_bfloat16, 32>({130, 900, 23, 32, kNone, kBf16, 3, 90}, 1, 16, 2);
-  run<Codebook<4>, __half, 32>({70, 1300, 30, 64, kNone, kFp32, 4, 90}, 2, 16, 2);
+  run<Codebook<4>, __half, 64>({70, 1300, 30, 64, kNone, kFp32, 4, 90}, 2, 16, 2);
   run<Codebook<4>, __nv_bfloat16, 64>({200, 900, 60, -1, kNone, kBf16, 4, 90}, 1, 16, 2);
   // Of 144 tokens and more, where x of the cluster was.
   run<Int<4>, __half, 144>({136, 900, 140, 128, kNone, kFp16, 8, 90}, 4);

@@ -53,9 +53,9 @@ struct Tile {
 };
 
 // Columns side by side that come to the same block, or warpgroup, where sums of a task meet: two where y is written in
-// lines (lines.cuh). Why not of fewer tokens, and not of 64 to 128 with fine groups: measured on an H200, us, 28672 x
-// 4096, so and by RowsOfY: n48 int8 37.7 and 36.1, n128 uint4 in groups of 64 57.4 and 51.8, of 128 (int4) 49.8
-// and 50.8.
+// lines (lines.cuh). Why not of fewer tokens, and of 64 to 128 not with fine groups: measured on an H200, us, by
+// RowsOfY and in lines: n48 int2 12288 x 2048 8.0 and 8.3, n128 uint4 in groups of 64 4608 x 3584 12.2 and 12.5, of
+// 128 (int4) 11.7 and 11.4.
 template <class Tile>
 constexpr int columns_together(bool fine) {
   return Tile::kLarge || (Tile::kTokens >= 64 && !Tile::kHalf && !fine) ? 2 : 1;
@@ -153,7 +153,8 @@ struct Map {
   static constexpr int kSummed = kFull + 8 * kDepth;              // its sums of x are there
   static constexpr int kEmpty = kSummed + 8 * kDepth;             // all warps have read it
   static constexpr int kMet = kEmpty + 8 * kDepth;                // all sums of parts of K are there
-  static constexpr int kAfter = (kMet + 8 + 127) / 128 * 128;
+  static constexpr int kExchanged = kMet + 8;  // where warpgroups share K: each has what the other gave
+  static constexpr int kAfter = (kMet + (Stage::kPartsOfK > 1 ? 16 : 8) + 127) / 128 * 128;
   static constexpr int kMeeting = Stage::kNarrow ? kAfter : kMeetDepth * Stage::kBytes;  // those sums
   static constexpr int kGroups = Stage::kNarrow ? kAfter + kSums : kAfter;               // what warps make of groups
   static constexpr int kTable = kGroups + Stage::kGroups;                                // of a codebook

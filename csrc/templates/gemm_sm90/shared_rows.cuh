@@ -21,13 +21,14 @@ template <class Tile, int Together>
 constexpr int kRoomOfPart = meeting_room(Tile::kRowTiles, Tile::kColumns / 2, Together, kMostMeetOfParts);
 
 // Stores y of the columns that come to this warpgroup. Every thread of both comes here, once, when all turns are over.
-// room, barrier: as of finish_task; ring: where stages were; warp: its row tile; part_of_k: which of the warpgroups it
-// is.
-template <class Act, class Tile, int Together>
-__device__ __forceinline__ void finish_shared_rows(const Problem& p, const Part& part, uint32_t room, uint32_t barrier,
-                                                   uint32_t ring, int warp, int part_of_k, int lane,
-                                                   const float (&sum)[4 * Tile::kColumns]) {
-  static_assert(Tile::kParts == 2 && Tile::kColumns % (2 * Together) == 0);
+// base: of Map; warp: its row tile; part_of_k: which of the warpgroups it is.
+template <class Act, class Tile, class Stage>
+__device__ __forceinline__ void finish_shared_rows(const Problem& p, const Part& part, uint32_t base, int warp,
+                                                   int part_of_k, int lane, const float (&sum)[4 * Tile::kColumns]) {
+  using Map = gemm_sm90::Map<Stage>;
+  constexpr int kTogether = Stage::kTogether;
+  const uint32_t room = base + Map::kMeeting;
+  static_assert(Tile::kParts == 2 && Tile::kColumns % (2 * kTogether) == 0);
   constexpr int kOwn = Tile::kColumns / 2, kGiven = Tile::kRowTiles * kOwn * kColumnBytes;
   const uint32_t place = room + warp * kOwn * kColumnBytes + lane * 16;
   const uint32_t from = place + part_of_k * kGiven, to = place + (1 - part_of_k) * kGiven;
@@ -37,8 +38,8 @@ __device__ __forceinline__ void finish_shared_rows(const Problem& p, const Part&
     float given[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int unit = column / Together, within = 4 * (column % Together) + i;
-      const float even = sum[8 * unit * Together + within], odd = sum[(8 * unit + 4) * Together + within];
+      const int unit = column / kTogether, within = 4 * (column % kTogether) + i;
+      const float even = sum[8 * unit * kTogether + within], odd = sum[(8 * unit + 4) * kTogether + within];
       own[4 * column + i] = part_of_k ? odd : even, given[i] = part_of_k ? even : odd;
     }
     ptx::store_shared(to + column * kColumnBytes, given);
@@ -46,8 +47,11 @@ __device__ __forceinline__ void finish_shared_rows(const Problem& p, const Part&
   const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
   // Why the ring: both have used all that came to it, and nothing comes any more.
   const auto rows =
-      rows_of_y<Act, Tile, Together>(p, ring, spot.row_block * Tile::kRowTiles * 16, 4 * part_of_k + warp, lane);
-  ptx::wait_at_barrier<32 * Tile::kWarps>(Lines::kBothBarrier);
+      rows_of_y<Act, Tile, kTogether>(p, base, spot.row_block * Tile::kRowTiles * 16, 4 * part_of_k + warp, lane);
+  // Why not a barrier by number, and why each lane: compute-sanitizer's racecheck does not follow the former after
+  // turns, nor one lane's arrival for all of its warp.
+  ptx::arrive(base + Map::kExchanged);
+  ptx::wait_arrivals(base + Map::kExchanged, 0);
 #pragma unroll
   for (int column = 0; column < kOwn; ++column) {
     float more[4];
@@ -57,8 +61,8 @@ __device__ __forceinline__ void finish_shared_rows(const Problem& p, const Part&
   }
   uint32_t mine = ~0u;
   if (p.deal.meet > 1) {
-    const Meeting<Tile, Together> meeting{room + 2 * kGiven + part_of_k * kRoomOfPart<Tile, Together>, barrier,
-                                          p.deal.meet, warp, lane};
+    const Meeting<Tile, kTogether> meeting{room + 2 * kGiven + part_of_k * kRoomOfPart<Tile, kTogether>,
+                                           base + Map::kMet, p.deal.meet, warp, lane};
     meeting.hand_in(own);
     mine = meeting.add_up(own);
   }

@@ -200,8 +200,7 @@ struct Wide {
         for (int i = 0; i < Tile::kTokens / 2; ++i) sum[i] *= unit[i / 2 % 2];
       if constexpr (Tile::kParts > 1) {
         if (!kOpen) turns.end(parts.stages % 2);
-        finish_shared_rows<Act, Tile, Stage::kTogether>(p, part, base + Map::kMeeting, base + Map::kMet, base, warp,
-                                                        part_of_k, lane, sum);
+        finish_shared_rows<Act, Tile, Stage>(p, part, base, warp, part_of_k, lane, sum);
       } else if (!Tile::kOneTask && p.deal.meet == 1 && part.end - part.begin < p.deal.stages) {
         keep_part<Tile>(p, blockIdx.x, part.place, 0, warp, lane, [&](int c, int i) { return sum[4 * c + i]; });
       } else {
