@@ -51,11 +51,11 @@ def test_without_a_gpu_the_sweep_is_judged(capsys):
 @pytest.mark.usefixtures("gpu", "as_on_an_h200")
 def test_a_run_records_times_and_ships_what_gains(monkeypatch, tmp_path):
     monkeypatch.setattr(bench_tune.torch.cuda, "get_device_name", lambda index: H.device)
-    args = bench_tune.options(["--shapes", "512x1024", "--ms", "1,40,64", "--heat-ms", "0"])
+    args = bench_tune.options(["--shapes", "1024x512", "--ms", "1,40,64", "--heat-ms", "0"])
     rows, tuning, ship = [], [], {}
-    bench_tune.one(args, "int4", "float16", 512, 1024, rows, tuning, ship)
+    bench_tune.one(args, "int4", "float16", 1024, 512, rows, tuning, ship)
     assert [(row["m"], row["plan"]) for row in rows] == [
-        (1, "w4a16_decode_n4"), (40, "w4a16_gemm_sm90_n48"), (64, "w4a16_gemm_sm90_n48"),
+        (1, "w4a16_decode_n4"), (40, "w4a16_gemm_sm90_n32"), (64, "w4a16_gemm_sm90_n32"),
     ]  # fmt: skip
     assert [row["tuned"] for row in rows[1:]] == ["w4a16_gemm_sm90_n64"] * 2 and rows[1]["default"] == rows[1]["plan"]
     assert rows[1]["us"]["w4a16_gemm_sm90_n64"] == 1 and len(rows[1]["us"]) > 4
@@ -73,10 +73,10 @@ def test_a_run_records_times_and_ships_what_gains(monkeypatch, tmp_path):
 @needs_library
 @pytest.mark.usefixtures("gpu", "as_on_an_h200")
 def test_what_wins_by_chance_alone_is_not_shipped(monkeypatch):
-    """The tuner finds n64 faster than the plan's n48; timed again, all kernels are equal."""
+    """The tuner finds n64 faster than the plan's n32; timed again, all kernels are equal."""
     monkeypatch.setattr(bench_tune, "all_times", lambda timer, names, m, heat_ms: dict.fromkeys(names, 2.0))
     tuning, ship = [], {}
-    bench_tune.one(bench_tune.options(["--ms", "40"]), "int4", "float16", 512, 1024, [], tuning, ship)
+    bench_tune.one(bench_tune.options(["--ms", "40"]), "int4", "float16", 1024, 512, [], tuning, ship)
     assert tuning[0]["ranges"] > 20 and not ship
 
 
@@ -90,6 +90,6 @@ def test_what_a_warm_device_decides_must_gain_more_to_be_shipped(monkeypatch):
 
     monkeypatch.setattr(bench_tune, "all_times", three_percent)
     tuning, ship = [], {}
-    bench_tune.one(bench_tune.options(["--ms", "40"]), "int4", "float16", 512, 1024, [], tuning, ship)
+    bench_tune.one(bench_tune.options(["--ms", "40"]), "int4", "float16", 1024, 512, [], tuning, ship)
     ((_, spans),) = ship.items()
     assert tuning[0]["ranges"] > len(spans) > 0 and max(last for _, last in spans) < 96

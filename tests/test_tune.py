@@ -46,13 +46,13 @@ def gpu(monkeypatch, tmp_path):
     tuned.forget()
 
 
-def packed(dtype="int4", shape=(512, 1024), **options):
+def packed(dtype="int4", shape=(1024, 512), **options):
     pw = lowbit.pack_weight(lowbit.quantize(torch.ones(shape).half(), dtype, **options), layout="nvidia")
     pw.native = True
     return pw
 
 
-def layer(dtype="int4", shape=(512, 1024), kind=torch.float16, **options):
+def layer(dtype="int4", shape=(1024, 512), kind=torch.float16, **options):
     linear = torch.nn.Linear(shape[1], shape[0], bias=False, dtype=kind)
     made = lowbit.Linear.from_linear(linear, dtype, prepare=False, **options)
     with torch.no_grad():
@@ -64,12 +64,12 @@ def layer(dtype="int4", shape=(512, 1024), kind=torch.float16, **options):
 def test_a_weight_is_tuned_kept_and_not_measured_again(capsys):
     pw, seen = packed(), []
     found = lowbit.tune(pw, ms=[40, 64, 20], progress=lambda *step: seen.append(step))
-    problem = Problem("int4", "float16", 512, 1024, 128, "none")
+    problem = Problem("int4", "float16", 1024, 512, 128, "none")
     assert list(found) == [problem] and list(found[problem]) == [(17, 32), (33, 48), (49, 64)]
     assert found[problem][49, 64]["w4a16_gemm_sm90_n64"] == 1.0
     assert seen == [(1, 1, str(problem))] and {m for _, m in Timer.made[0].asked} == {32, 48, 64}
     assert found.file == cache.folder() / H.file and cache.of_machine(H) == dict(found)
-    kernels = [tuned.candidates(problem.scheme, "float16", m, 512, 1024, H200)[0].name[-3:] for m in (20, 60)]
+    kernels = [tuned.candidates(problem.scheme, "float16", m, 1024, 512, H200)[0].name[-3:] for m in (20, 60)]
     assert kernels == [
         ("n64" if "w4a16_gemm_sm90_n64" in times else "n32") for times in list(found[problem].values())[::2]
     ]
@@ -95,18 +95,18 @@ def test_what_is_not_saved_leaves_no_file():
 
 def test_each_shape_and_type_of_a_model_is_tuned_once():
     model = torch.nn.ModuleDict({
-        "a": layer(), "b": layer(), "c": layer(shape=(1024, 512)), "d": layer("uint4"),
+        "a": layer(), "b": layer(), "c": layer(shape=(512, 1024)), "d": layer("uint4"),
         "e": layer(kind=torch.bfloat16), "f": layer(kind=torch.float32), "g": layer(group_size=64),
         "plain": torch.nn.Linear(8, 8), "host": lowbit.Linear.from_linear(torch.nn.Linear(64, 64), "int4"),
     })  # fmt: skip
     steps = []
     found = lowbit.tune(model, ms=64, progress=lambda *step: steps.append(step[:2]))
     assert [str(problem) for problem in found] == [
-        "int4 x float16, 512x1024, group 128",
         "int4 x float16, 1024x512, group 128",
-        "uint4 x float16, 512x1024, group 128, zeros whole",
-        "int4 x bfloat16, 512x1024, group 128",
-        "int4 x float16, 512x1024, group 64",
+        "int4 x float16, 512x1024, group 128",
+        "uint4 x float16, 1024x512, group 128, zeros whole",
+        "int4 x bfloat16, 1024x512, group 128",
+        "int4 x float16, 1024x512, group 64",
     ]
     assert steps == [(done, 5) for done in range(1, 6)]
     assert [timer.act for timer in Timer.made] == ["float16"] * 3 + ["bfloat16", "float16"]
@@ -217,13 +217,13 @@ def test_the_command_says_what_is_wrong_before_it_loads_a_model(monkeypatch, cap
 
 
 def test_the_command_tunes_a_model_and_says_where_it_is_kept(monkeypatch, capsys):
-    model = torch.nn.ModuleDict({"a": layer(), "b": layer(shape=(1024, 512))})
+    model = torch.nn.ModuleDict({"a": layer(), "b": layer(shape=(512, 1024))})
     model.to = lambda device: model
     monkeypatch.setattr(lowbit, "from_pretrained", {"folder": model}.__getitem__, raising=False)
     monkeypatch.setattr(cuda_devices, "why_no_cuda", lambda index: None)
     assert main(["tune", "folder", "--ms", "20,64"]) == 0
     out, err = capsys.readouterr()
-    assert "int4 x float16, 1024x512, group 128: 2 ranges" in out and f"kept in {cache.folder() / H.file}" in out
+    assert "int4 x float16, 512x1024, group 128: 2 ranges" in out and f"kept in {cache.folder() / H.file}" in out
     assert "  0%  loading" in err
     assert main(["tune", "folder", "--ms", "20,64"]) == 0
     assert "nothing is left to measure" in capsys.readouterr().out
