@@ -15,7 +15,7 @@ constexpr bool has_halves(int tokens, int bits, bool is_float, bool codebook, bo
 // 64 rows, of which the two warpgroups share K (gemm_sm90/shared_rows.cuh): twice as many tasks, so that no two blocks
 // need share one. Why no more tokens: x comes twice as often for a weight, and no more than some 48 bytes of it a
 // cycle; 8192 x 8192, int4, 128 rows 28.3 us, so 30.6. Nor does multicast help: of pairs of blocks 3 to 8% slower.
-// Codebooks of 4 bits have none of 32 tokens, which are 2 to 20% slower than by 128 rows.
+// Codebooks of 4 bits have none of 32 tokens, which are 2 to 22% slower than by 128 rows.
 constexpr bool shares_rows(int tokens, bool codebook, bool fine) {
   return tokens == 64 || (tokens == 32 && !codebook) || ((tokens == 48 || tokens == 96) && !codebook && !fine);
 }

@@ -4,6 +4,9 @@
 // Why: a store straight from the sums of wgmma writes 16 bytes of each of 8 tokens, and takes as long as 8 lines.
 //
 //   of a warpgroup   [2 buffers][16 tokens][128 bytes]; 8 rows of W, 16 bytes, lie at place ^ token % 8
+//
+// From 144 tokens on they have a place of their own (large.cuh); of 64 to 128 they lie where stages were: the last one
+// of the task, which is given back only then (wide.cuh), or the ring of a block that has one task (shared_rows.cuh).
 #pragma once
 #include <cstring>
 
