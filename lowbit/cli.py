@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -24,7 +25,8 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 2 with one sentence on stderr for bad input."""
+    """Run one command and return its exit code: 2 with one sentence on stderr for bad input, 141 where nobody
+    reads the output any more."""
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="lowbit", description="Matrix products with weights of 1 to 8 bits.")
     parser.add_argument("--version", action="version", version=f"lowbit {__version__}")
@@ -37,9 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 module = import_module(f"{__package__}.commands.{name}")
                 module.add_arguments(subparser)
         args = parser.parse_args(argv)
-        return module.run(args)
+        code = module.run(args)
+        sys.stdout.flush()
+        return code
     except LowbitError as error:
         print(f"lowbit {chosen}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Who reads the output, such as `head`, has had enough. Why the null device: Python flushes once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         return 130

@@ -93,6 +93,17 @@ def test_quantize_without_transformers_says_what_is_in_the_way(source, words, tm
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
+def test_output_that_nobody_reads_ends_without_a_traceback():
+    read, write_end = os.pipe()
+    os.close(read)
+    try:
+        command = [sys.executable, "-m", "lowbit", "info"]
+        done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True)
+    finally:
+        os.close(write_end)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_info_names_what_runs(capsys):
     assert main(["info"]) == 0
     text = capsys.readouterr().out
