@@ -30,18 +30,33 @@ __device__ __forceinline__ int blocks_of(const Problem& p) {
 template <class Tile, int Threads>
 constexpr int kAddBlocks = kPart<Tile> / 4 / Threads;
 
-// Where a warp stores y of its 16 rows from n on, and what sums of them still need. Why apart from the store: all of it
-// can be found while others are waited for.
+// Multiplies sums by the units that they are counted in, of each row half one; from now on these are 1. For sums that
+// others add to theirs: where one warp has all of a task, y's factor takes the units (count_in).
+template <int Count>
+__device__ __forceinline__ void count_out(float (&unit)[2], float (&sum)[Count]) {
+#pragma unroll
+  for (int i = 0; i < Count; ++i) sum[i] *= unit[i / 2 % 2];
+  unit[0] = unit[1] = 1.0f;
+}
+
+// Where a warp stores y of its 16 rows from n on and of a tile's tokens from `token` on, and what sums of them still
+// need. Why apart from the store: all of it can be found while others are waited for.
 template <class Act, class Tile, class Problem>
 struct RowsOfY {
   const Problem& p;
   const int n, lane;
+  const int left;  // tokens that are there
   float bias[2], factor[2];
-  bool pairs;
-  Act* to;
+  bool pairs;  // whether two rows can be written at once
+  Act* y;      // where this lane's token and rows of the first column go
 
-  __device__ RowsOfY(const Problem& problem, int first, int own_lane)
-      : p(problem), n(first), lane(own_lane), bias{}, factor{problem.factor[0], problem.factor[1]} {
+  __device__ RowsOfY(const Problem& problem, int first, int token, int own_lane)
+      : p(problem),
+        n(first),
+        lane(own_lane),
+        left(min(problem.tile_tokens, problem.m - token)),
+        bias{},
+        factor{problem.factor[0], problem.factor[1]} {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = n + lane / 4 + 8 * h;
@@ -50,39 +65,76 @@ struct RowsOfY {
       factor[h] = row_factor(p, row, factor[h]);
     }
     pairs = n + 16 <= p.n && reinterpret_cast<uintptr_t>(p.y) % 4 == 0 && p.y_stride % 2 == 0;
-    to = static_cast<Act*>(p.y) + n + lane % 4 * 2;
+    y = static_cast<Act*>(p.y) + (token + lane / 4) * p.y_stride + n + lane % 4 * 2;
   }
 
-  // Tokens of a tile from `token` on, of columns that have a bit in `own`. sums(column, i): of row half i / 2, token i
-  // % 2. Columns are 0, 1, 2... of the tile, or `first` and every Apart-th after it.
-  template <int Apart = 1, class Sums>
-  __device__ __forceinline__ void store(int token, const Sums& sums, uint32_t own = ~0u, int first = 0) const {
-    if (n >= p.n) return;
+  // From now on sums are counted in units: of each row half one.
+  __device__ __forceinline__ void count_in(const float (&unit)[2]) {
 #pragma unroll
-    for (int column = 0; column < Tile::kColumns / Apart; ++column) {
+    for (int h = 0; h < 2; ++h) factor[h] *= unit[h];
+  }
+
+  // Of columns that have a bit in `own`. sums(column, i): of row half i / 2, token i % 2. Columns are 0, 1, 2... of the
+  // tile, or `first` and every Apart-th after it.
+  template <int Apart = 1, class Sums>
+  __device__ __forceinline__ void store(const Sums& sums, uint32_t own = ~0u, int first = 0) const {
+    if (n >= p.n) return;
+    constexpr int kColumns = Tile::kColumns / Apart;
+    const int64_t apart = 8 * Apart * p.y_stride;
+    Act* y = this->y + 8 * first * p.y_stride;
+    if (!pairs) {
+      store_ragged<kColumns, Apart>(y, sums, own, first);
+      return;
+    }
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column, y += apart) {
       const int tokens = 8 * (Apart * column + first);  // before it
-      if (tokens >= p.tile_tokens || token + tokens >= p.m) break;
+      if (tokens >= left) break;
       if (!(own >> column & 1)) continue;
       uint32_t pair[2];
+      turn([&](int i) { return sums(column, i); }, pair);
+      if (tokens + lane / 4 >= left) continue;
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        // Turned, a lane has one token and two rows side by side.
-        pair[h] = ptx::transpose(pack_pair<Act>(fmaf(sums(column, 2 * h), factor[h], bias[h]),
-                                                fmaf(sums(column, 2 * h + 1), factor[h], bias[h])));
-      const int row = token + tokens + lane / 4;
-      if (row >= p.m) continue;
-      Act* here = to + row * p.y_stride;
+      for (int h = 0; h < 2; ++h) *reinterpret_cast<uint32_t*>(y + 8 * h) = pair[h];
+    }
+  }
+
+ private:
+  // y of one column, of two rows side by side of each row half.
+  template <class Sum>
+  __device__ __forceinline__ void turn(const Sum& sum, uint32_t (&pair)[2]) const {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        if (pairs) {
-          *reinterpret_cast<uint32_t*>(here + 8 * h) = pair[h];
-        } else {
-          const Act* values = reinterpret_cast<const Act*>(&pair[h]);
+    for (int h = 0; h < 2; ++h)
+      // Turned, a lane has one token and two rows.
+      pair[h] = ptx::transpose(
+          pack_pair<Act>(fmaf(sum(2 * h), factor[h], bias[h]), fmaf(sum(2 * h + 1), factor[h], bias[h])));
+  }
+
+  // The same where rows are written one at a time. Why a loop that moves all sums on: hardly anyone has such y, and
+  // code for each column would stand in the way of the one above.
+  template <int Columns, int Apart, class Sums>
+  __device__ __forceinline__ void store_ragged(Act* y, const Sums& sums, uint32_t own, int first) const {
+    float each[Columns][4];
 #pragma unroll
-          for (int j = 0; j < 2; ++j)
-            if (n + 8 * h + lane % 4 * 2 + j < p.n) here[8 * h + j] = values[j];
-        }
+    for (int column = 0; column < Columns; ++column)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) each[column][i] = sums(column, i);
+#pragma unroll 1
+    for (int tokens = 8 * first; tokens < 8 * Apart * Columns && tokens < left; tokens += 8 * Apart) {
+      uint32_t pair[2];
+      turn([&](int i) { return each[0][i]; }, pair);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = lane % 4 * 2 + i / 2 * 8 + i % 2;
+        const bool here = (own & 1) && tokens + lane / 4 < left && n + row < p.n;
+        const uint16_t value = static_cast<uint16_t>(i % 2 ? pair[i / 2] >> 16 : pair[i / 2]);
+        if (here) reinterpret_cast<uint16_t*>(y)[i / 2 * 8 + i % 2] = value;
       }
+      y += 8 * Apart * p.y_stride, own >>= 1;
+#pragma unroll
+      for (int column = 0; column + 1 < Columns; ++column)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) each[column][i] = each[column + 1][i];
     }
   }
 };
@@ -92,7 +144,7 @@ template <class Act, class Tile, class Problem, class Sums>
 __device__ __forceinline__ void store_task(const Problem& p, int task, int rank, int warp, int lane, const Sums& sums) {
   const Spot spot = spot_of(task, p.row_blocks, p.token_tiles);
   const int row_tile = (spot.row_block * blocks_of<Tile>(p) + rank) * Tile::kRowTiles + warp;
-  RowsOfY<Act, Tile, Problem>(p, row_tile * 16, lane).store(spot.token_tile * p.tile_tokens, sums);
+  RowsOfY<Act, Tile, Problem>(p, row_tile * 16, spot.token_tile * p.tile_tokens, lane).store(sums);
 }
 
 // These are those of a part of one, which lies at `place` of its worker.

@@ -37,6 +37,13 @@ struct ByteWorker {
   // Merged: whole codes are made of planes, of an even fragment and the next at once; lifted: the latter stay higher.
   static constexpr bool kMerged = bytes::kMerged<kBits>, kLifted = kMerged && !kLookedUp;
 
+  // Whether it keeps what the problem says of scales. Why not there: registers run out.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+  static constexpr bool kHolds = kBits > 1 || kTokens < 4;
+#else
+  static constexpr bool kHolds = true;
+#endif
+
   // What it hands in: items of kFloats, kItems a tile.
   static constexpr int kFloats = 2, kItems = 8 * kTokens;
   static constexpr int kTableBytes = 8 * kUnits;  // of a token at one step
@@ -63,7 +70,8 @@ struct ByteWorker {
     row = x_at + ((begin + read_phase()) * tokens() + token) * kRowBytes + column % 2 * 64 + t * 16;
     zero_base = p.zero_base, bf16_scales = p.bf16_scales;
     if (kFine) ptx::hold(scale_at);
-    ptx::hold(row), ptx::hold(entry), ptx::hold(zero_base), ptx::hold(bf16_scales);
+    ptx::hold(row), ptx::hold(entry);
+    if (kHolds) ptx::hold(zero_base), ptx::hold(bf16_scales);
     clear_sums();
   }
 

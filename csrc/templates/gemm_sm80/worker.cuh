@@ -11,11 +11,13 @@
 
 namespace lowbit::gemm_sm80 {
 
-// Fragments between which loads and products may change places, as far as registers last.
+// Loads and products may change places within two fragments, or half of one's columns, as far as registers last.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int kTogether = 1;
+constexpr bool kByHalves = true;
 #else
 constexpr int kTogether = 2;
+constexpr bool kByHalves = false;
 #endif
 
 // The words of a row tile for half of its 128 k, which is where those of the first half would lie: fragment f of either
@@ -84,6 +86,7 @@ struct Worker {
       }
 #pragma unroll
       for (int column = 0; column < kColumns; column += 2) {
+        if (Tile::kTokens >= 96 && kByHalves && column == kColumns / 2) __syncwarp();
         uint32_t x[4];
         ptx::load_matrices(x, (x_at ^ (f * 32)) + column * 1024);
 #pragma unroll

@@ -30,6 +30,7 @@ struct LargeMap {
   static_assert(Stage::kSteps == 1);
   static constexpr int kXBytes = Stage::kXBox;  // 64 k
   static constexpr int kWBytes = (Stage::kCodes + Stage::kScales * (Stage::kZeros ? 2 : 1) + 127) / 128 * 128;
+  using Lines = gemm_sm90::Lines<Weight::kCodebook ? 1 : 2>;  // Why less: the table of a codebook takes their place
   static constexpr int kFixed = 1536;  // barriers, and what lies before the first multiple of 1024
   // Places of x beside so many of weights.
   static constexpr int x_depth(int of_weights) {
@@ -57,6 +58,7 @@ struct Large {
   using Decoder = ScaledDecoder<Weight, Act, Form::kZeroForm, kExact>;
   using Words = typename Decoder::Words;
   using Group = typename Decoder::Group;
+  using Rows = LinesOfY<Act, Tile, typename Map::Lines, Problem>;
   static constexpr int kEarly = 2;  // steps of weights asked for before the kernel before has ended
 
   const PosedOf<Stage>& p;
@@ -205,26 +207,29 @@ struct Large {
         if (lane == 0) ptx::arrive(base + Map::kWEmpty + 8 * w.index);
         w.next();
       }
+      // What of the end does not depend on products: they still run.
+      const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
+      const int row_tile = (spot.row_block * blocks + rank) * Tile::kRowTiles + warp / 4 * 4;
+      Rows rows(p, base + Map::kLines, row_tile * 16, spot.token_tile * p.tile_tokens, warp, lane);
       ptx::wait_products<0>();
       const bool meet = p.deal.meet > 1 && part.end - part.begin < p.deal.stages;
       if (meet && lane < p.deal.meet && lane != static_cast<int>(ptx::cluster_rank()))
         ptx::arrive_in_cluster(base + Map::kFree, lane);
       release_x(before[0]), release_x(before[1]);
-      const float unit[2] = {units.now[0] * decoder.factor(), units.now[1] * decoder.factor()};
-      if (kExact)
-#pragma unroll
-        for (int i = 0; i < Tile::kTokens / 2; ++i) sum[i] *= unit[i / 2 % 2];
-      finish(part, meet, warp, lane, sum);
+      float unit[2] = {1.0f, 1.0f};
+      if constexpr (kExact) unit[0] = units.now[0] * decoder.factor(), unit[1] = units.now[1] * decoder.factor();
+      finish(part, meet, rows, warp, lane, unit, sum);
     }
     turns.end();
   }
 
   // Stores y of a task, or of the columns that come to this block where its cluster shares the stages (`meet`); or
-  // keeps sums of a part.
-  __device__ __forceinline__ void finish(const Part& part, bool meet, int warp, int lane,
+  // keeps sums of a part. unit: what sums of each row half are counted in.
+  __device__ __forceinline__ void finish(const Part& part, bool meet, Rows& rows, int warp, int lane, float (&unit)[2],
                                          typename Meeting<Tile, Stage::kTogether>::Sums& sum) const {
     const auto sums = [&](int column, int i) { return sum[4 * column + i]; };
     uint32_t own = ~0u;
+    if (part.end - part.begin < p.deal.stages) count_out(unit, sum);
     if (meet) {
       // Why a shuffle: else all that follows from the number would be found before the first stage, and kept.
       const Meeting<Tile, Stage::kTogether> meeting{base, base + Map::kMet, __shfl_sync(~0u, p.deal.meet, 0), warp,
@@ -236,10 +241,8 @@ struct Large {
       keep_part<Tile>(p, worker, part.place, rank, warp, lane, sums);
       return;
     }
-    const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
-    const int row_tile = (spot.row_block * blocks + rank) * Tile::kRowTiles;
-    LinesOfY<Act, Tile, Problem>(p, base + Map::kLines, (row_tile + warp / 4 * 4) * 16, warp, lane)
-        .store(spot.token_tile * p.tile_tokens, sums, own);
+    rows.count_in(unit);
+    rows.store(sums, own);
   }
 };
 

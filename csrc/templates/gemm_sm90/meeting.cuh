@@ -77,21 +77,20 @@ struct Meeting {
 };
 
 // Stores y of a task that this block has all of, or of the columns that come to it where its cluster shares the stages.
-// lines: room for Lines, where y is written in such, when both warpgroups are done with all products of the task.
-template <class Act, class Tile, int Together>
+// rows: of rows_of_y; unit: what sums of each row half are counted in.
+template <class Tile, int Together, class Rows>
 __device__ __forceinline__ void finish_task(const Problem& p, const Part& part, uint32_t room, uint32_t barrier,
-                                            uint32_t lines, int warp, int lane,
+                                            Rows& rows, int warp, int lane, float (&unit)[2],
                                             typename Meeting<Tile, Together>::Sums& sum) {
   const bool meet = part.end - part.begin < p.deal.stages;
   // Why a shuffle: else all that follows from the number would be found before the first stage, and kept.
   const Meeting<Tile, Together> meeting{room, barrier, __shfl_sync(~0u, p.deal.meet, 0), warp, lane};
-  if (meet) meeting.hand_in(sum);
-  const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
-  const auto rows =
-      rows_of_y<Act, Tile, Together>(p, lines, (spot.row_block * Tile::kRowTiles + warp / 4 * 4) * 16, warp, lane);
+  if (meet) count_out(unit, sum), meeting.hand_in(sum);
+  rows.count_in(unit);
   const uint32_t own = meet ? meeting.add_up(sum) : ~0u;
-  if constexpr (Together > 1) ptx::wait_at_barrier<32 * Tile::kWarps>(Lines::kBothBarrier);
-  rows.store(spot.token_tile * p.tile_tokens, [&](int column, int i) { return sum[4 * column + i]; }, own);
+  // Both warpgroups are done with all products of the task: lines lie where its last stage was.
+  if constexpr (Together > 1) ptx::wait_at_barrier<32 * Tile::kWarps>(LinesOfStages::kBothBarrier);
+  rows.store([&](int column, int i) { return sum[4 * column + i]; }, own);
 }
 
 }  // namespace lowbit::gemm_sm90

@@ -21,9 +21,9 @@ template <class Tile, int Together>
 constexpr int kRoomOfPart = meeting_room(Tile::kRowTiles, Tile::kColumns / 2, Together, kMostMeetOfParts);
 
 // Stores y of the columns that come to this warpgroup. Every thread of both comes here, once, when all turns are over.
-// base: of Map; warp: its row tile; part_of_k: which of the warpgroups it is.
-template <class Act, class Tile, class Stage>
-__device__ __forceinline__ void finish_shared_rows(const Problem& p, const Part& part, uint32_t base, int warp,
+// base: of Map; rows: of rows_of_y; warp: its row tile; part_of_k: which of the warpgroups it is.
+template <class Tile, class Stage, class Rows>
+__device__ __forceinline__ void finish_shared_rows(const Problem& p, uint32_t base, const Rows& rows, int warp,
                                                    int part_of_k, int lane, const float (&sum)[4 * Tile::kColumns]) {
   using Map = gemm_sm90::Map<Stage>;
   constexpr int kTogether = Stage::kTogether;
@@ -44,10 +44,6 @@ __device__ __forceinline__ void finish_shared_rows(const Problem& p, const Part&
     }
     ptx::store_shared(to + column * kColumnBytes, given);
   }
-  const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
-  // Why the ring: both have used all that came to it, and nothing comes any more.
-  const auto rows =
-      rows_of_y<Act, Tile, kTogether>(p, base, spot.row_block * Tile::kRowTiles * 16, 4 * part_of_k + warp, lane);
   // Why not a barrier by number, and why each lane: compute-sanitizer's racecheck does not follow the former after
   // turns, nor one lane's arrival for all of its warp.
   ptx::arrive(base + Map::kExchanged);
@@ -66,8 +62,7 @@ __device__ __forceinline__ void finish_shared_rows(const Problem& p, const Part&
     meeting.hand_in(own);
     mine = meeting.add_up(own);
   }
-  rows.template store<2>(
-      spot.token_tile * p.tile_tokens, [&](int column, int i) { return own[4 * column + i]; }, mine, part_of_k);
+  rows.template store<2>([&](int column, int i) { return own[4 * column + i]; }, mine, part_of_k);
 }
 
 }  // namespace lowbit::gemm_sm90

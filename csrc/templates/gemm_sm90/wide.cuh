@@ -185,6 +185,12 @@ struct Wide {
 #pragma unroll
         for (int i = 0; i < Tile::kParts; ++i) place.next();
       }
+      // What of the end does not depend on products: they still run. Why the ring: all that came to it is used by then.
+      const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
+      const int first_tile = spot.row_block * Tile::kRowTiles + (Tile::kParts == 1 ? warp / 4 * 4 : 0);
+      auto rows = rows_of_y<Act, Tile, Stage::kTogether>(p, Tile::kParts == 1 ? base + before * Stage::kBytes : base,
+                                                         first_tile * 16, spot.token_tile * p.tile_tokens,
+                                                         4 * part_of_k + warp, lane);
       ptx::wait_products<0>();
       // Why early: without it ptxas runs open products one after the other.
       if (!kLate) release(true);
@@ -195,17 +201,16 @@ struct Wide {
       } else if constexpr (kExact) {
         unit[0] = state.now[0] * decoder.factor(), unit[1] = state.now[1] * decoder.factor();
       }
-      if (kExact)
-#pragma unroll
-        for (int i = 0; i < Tile::kTokens / 2; ++i) sum[i] *= unit[i / 2 % 2];
       if constexpr (Tile::kParts > 1) {
+        count_out(unit, sum);
         if (!kOpen) turns.end(parts.stages % 2);
-        finish_shared_rows<Act, Tile, Stage>(p, part, base, warp, part_of_k, lane, sum);
+        finish_shared_rows<Tile, Stage>(p, base, rows, warp, part_of_k, lane, sum);
       } else if (!Tile::kOneTask && p.deal.meet == 1 && part.end - part.begin < p.deal.stages) {
+        count_out(unit, sum);
         keep_part<Tile>(p, blockIdx.x, part.place, 0, warp, lane, [&](int c, int i) { return sum[4 * c + i]; });
       } else {
-        finish_task<Act, Tile, Stage::kTogether>(p, part, base + Map::kMeeting, base + Map::kMet,
-                                                 base + before * Stage::kBytes, warp, lane, sum);
+        finish_task<Tile, Stage::kTogether>(p, part, base + Map::kMeeting, base + Map::kMet, rows, warp, lane, unit,
+                                            sum);
       }
       if constexpr (kLate) {
         ptx::end_reads();

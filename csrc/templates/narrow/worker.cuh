@@ -285,9 +285,9 @@ struct Worker {
       // The row tile that this warp stores.
       const int own = meet ? meeting.own_tile() : tile;
       const bool stores = own < split.row_tiles;
-      const RowsOfY<Act, Tile, Problem> rows(p, stores ? (done.task * split.row_tiles + own) * 16 : p.n, lane);
+      const RowsOfY<Act, Tile, Problem> rows(p, stores ? (done.task * split.row_tiles + own) * 16 : p.n, 0, lane);
       if (meet) meeting.add_up(stores, total);
-      rows.store(0, sums);
+      rows.store(sums);
     } else {
       finish_part<Act, Tile>(p, done, blockIdx.x, 0, warp, lane, sums);
     }

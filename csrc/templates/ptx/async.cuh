@@ -145,6 +145,9 @@ __device__ __forceinline__ void hold(const uint8_t*& value) {
   value =
       reinterpret_cast<const uint8_t*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(value), threadIdx.x % 32));
 }
+__device__ __forceinline__ void hold(uint64_t& value) {
+  value = __shfl_sync(~0u, static_cast<unsigned long long>(value), threadIdx.x % 32);
+}
 // The same of what lies in 0 .. Below - 1, which the compiler still knows.
 template <int Below>
 __device__ __forceinline__ void hold_below(int& value) {
@@ -246,6 +249,12 @@ __device__ __forceinline__ void load_shared(uint32_t from, uint32_t& a, uint32_t
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
                : "r"(from)
+               : "memory");
+}
+
+// 16 bytes to memory. Why asm: where v is looked at elsewhere too, the compiler writes 4 bytes four times.
+__device__ __forceinline__ void store_global(void* to, uint4 v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
 }
 

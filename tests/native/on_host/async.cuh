@@ -33,6 +33,7 @@ inline void launch_dependents() {}
 inline void wait_for_previous_kernel() { emulated::wait_for_previous_kernel(); }
 
 inline uint4 load_x(const void* from) { return *static_cast<const uint4*>(from); }
+inline void store_global(void* to, uint4 v) { *static_cast<uint4*>(to) = v; }
 inline uint2 load_x_8(const void* from) { return *static_cast<const uint2*>(from); }
 template <class Value>
 inline void hold(Value&) {}
