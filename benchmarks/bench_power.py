@@ -3,7 +3,7 @@
     python benchmarks/bench_power.py --types int1,int2,int4,int8 --ms 1,8,16,32,64,128,256,1024,4096
 
 A device at its limit of power lowers its clock; ``reasons`` are those that the driver names (0x4: the limit of power).
-``rows`` are [weight, N, K, M, us, MHz, W, reasons, degrees]; weight float16 is torch's linear.
+``rows`` are [side, N, K, M, us, MHz, W, reasons, degrees].
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ import matmul_report as report  # noqa: E402
 import peers_gpu  # noqa: E402
 import torch  # noqa: E402
 from gpu_record import Record  # noqa: E402
-from peers_gpu.cublas_side import CublasSide  # noqa: E402
-from peers_gpu.lowbit_side import LowbitSide  # noqa: E402
 
 ASKED = "timestamp,clocks.sm,power.draw.instant,clocks_event_reasons.active,temperature.gpu"
 SETTLES = datetime.timedelta(milliseconds=60)  # after the first launches
@@ -59,7 +57,8 @@ def samples(path: str) -> list[tuple]:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--types", default="int1,int2,int4,int8,float16", help="weight types, float16: torch's linear")
+    parser.add_argument("--types", default="int1,int2,int4,int8", help="weight types (int1,int2,int4,int8)")
+    parser.add_argument("--peers", default="cublas", help=f"of {', '.join(peers_gpu.PEERS)} (cublas)")
     parser.add_argument("--shapes", default="8192x8192", help="N x K, comma-separated (8192x8192)")
     parser.add_argument("--ms", default="1,8,16,32,64,128,256,1024,4096", help="rows of x")
     parser.add_argument("--for-ms", type=float, default=250, help="ms of each, once before it counts (250)")
@@ -67,6 +66,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", help="result file (benchmarks/results/<device>/power_<date>.json)")
     args = parser.parse_args(argv)
     record, cache, runs = Record(__file__, argv), gpu_timing.cache_bytes(), []
+    peers = [name for name in args.peers.split(",") if name]
+    sides, skipped = peers_gpu.collect(args.types.split(","), ["float16"], 128, None, [None], peers)
     with tempfile.NamedTemporaryFile("w+") as log, torch.inference_mode():
         asks = ["nvidia-smi", f"--query-gpu={ASKED}", "--format=csv,noheader,nounits", "-lms", "20"]
         # Why not its number: nvidia-smi counts devices that CUDA_VISIBLE_DEVICES hides too.
@@ -75,17 +76,17 @@ def main(argv: list[str]) -> int:
         try:
             for n, k in report.shapes(args.shapes):
                 problem = peers_gpu.Problem.make(n, k, "cuda", lambda nbytes: gpu_timing.copies_for(nbytes, cache))
-                for dtype in args.types.split(","):
-                    side = CublasSide(None, "float16", 128) if dtype == "float16" else LowbitSide(dtype, "float16", 128)
-                    calls = side.open(problem).calls
+                for side in sides:
+                    ready = side.open(problem)
                     for m in map(int, args.ms.split(",")):
                         x, stream = torch.randn(m, k, device="cuda").half(), torch.cuda.Stream()
+                        ready.prepare(x)
                         stream.wait_stream(torch.cuda.current_stream())
                         with torch.cuda.stream(stream):
-                            some = calls[:4] if m >= 1024 else calls
+                            some = ready.calls[:4] if m >= 1024 else ready.calls
                             once, _ = gpu_timing.all_at_once([lambda call=call, x=x: call(x) for call in some])
                             ms, start, end = run_for(once, args.for_ms)
-                        runs.append((dtype, n, k, m, ms * 1e3 / len(some), start, end))
+                        runs.append((side.name, n, k, m, ms * 1e3 / len(some), start, end))
                         time.sleep(0.2)  # the device cools down
         finally:
             watcher.terminate()
@@ -101,7 +102,7 @@ def main(argv: list[str]) -> int:
         reasons, degrees = sorted({s[3] for s in own}), max(s[4] for s in own)
         rows.append([*of, round(us, 3), round(mhz), round(watts), reasons, degrees])
         print(f"{of[0]} {of[1]}x{of[2]} M={of[3]}: {us:.2f} us, {mhz:.0f} MHz, {watts:.0f} W, {reasons}")
-    record.keep(args, rows=rows)
+    record.keep(args, skipped=skipped, rows=rows)
     return 0
 
 
