@@ -80,7 +80,7 @@ struct Bounds {
   // Why fewer: the compiler took 114 of n64 with 4 bits, which was 4% slower (57344 x 8192). Fine groups with zeros
   // spill then.
   static constexpr bool kFewer = Tile::kTokens == 64 && Worker::kBits <= 4 && !(Form::kFine && Form::kZeros);
-  static constexpr int kWide = kFewer ? 112 : 168;
+  static constexpr int kWide = kFewer ? 120 : 168;
   static constexpr int kHalf = Tile::kWgmma || kFew ? 96 : 80;
   static constexpr int kRegisters = Tile::kHalf ? kHalf : Tile::kWgmma ? kWide : kNarrow;
 };

@@ -231,9 +231,7 @@ struct Large {
     uint32_t own = ~0u;
     if (part.end - part.begin < p.deal.stages) count_out(unit, sum);
     if (meet) {
-      // Why a shuffle: else all that follows from the number would be found before the first stage, and kept.
-      const Meeting<Tile, Stage::kTogether> meeting{base, base + Map::kMet, __shfl_sync(~0u, p.deal.meet, 0), warp,
-                                                    lane};
+      const Meeting<Tile, Stage::kTogether> meeting{base, base + Map::kMet, p.deal.meet, warp, lane};
       ptx::barrier_wait(base + Map::kFree, 0);
       meeting.hand_in(sum);
       own = meeting.add_up(sum);

@@ -5,6 +5,7 @@
 //   [block that sent it][row tile][column][lane][4]
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "../parts.cuh"
 #include "../ptx/async.cuh"
@@ -14,12 +15,14 @@
 
 namespace lowbit::gemm_sm90 {
 
-// Together: columns_together.
+// Together: columns_together. What is done with sums is laid out for each number of blocks, and each rank: which column
+// goes where is known then, and the end of a task runs once, some five cycles an instruction (lines.cuh).
 template <class Tile, int Together>
 struct Meeting {
   static constexpr int kColumns = Tile::kColumns / Tile::kParts;
   static constexpr int kTogether = Together, kUnits = kColumns / kTogether;
-  using Sums = float[4 * kColumns];  // [column][4]
+  static constexpr int kMost = Tile::kParts > 1 ? kMostMeetOfParts : kMostMeet;  // blocks
+  using Sums = float[4 * kColumns];                                              // [column][4]
 
   const uint32_t room, barrier;  // in shared memory: where sums come to, and what counts their bytes
   const int blocks, warp, lane;
@@ -31,48 +34,75 @@ struct Meeting {
     return Tile::kParts * (blocks - 1) * Tile::kRowTiles * own * kTogether * kColumnBytes;
   }
 
-  // Where sums of a block's first column lie that come from the others' number `sender`, in the memory of any block.
-  __device__ __forceinline__ uint32_t place(uint32_t sender) const {
-    const int most = (kUnits + blocks - 1) / blocks * kTogether;
-    return room + (sender * Tile::kRowTiles + warp) * most * kColumnBytes + lane * 16;
-  }
-
   // Sends others their columns. Each numbers those that send without itself.
   __device__ __forceinline__ void hand_in(const Sums& sum) const {
-    const uint32_t below = place(rank), above = place(rank - 1);  // for owners of a larger rank, and of a smaller one
-    uint32_t owner = 0, offset = 0;
+    with_blocks([&](auto how_many) {
+      constexpr int kBlocks = decltype(how_many)::value;
 #pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
-      const float own[4] = {sum[4 * column], sum[4 * column + 1], sum[4 * column + 2], sum[4 * column + 3]};
-      const uint32_t to = (rank > owner ? above : below) + offset + column % kTogether * kColumnBytes;
-      if (owner != rank) ptx::store_in_cluster(to, barrier, owner, own);
-      if ((column + 1) % kTogether) continue;
-      if (++owner == blocks) owner = 0, offset += kTogether * kColumnBytes;
-    }
+      for (uint32_t owner = 0; owner < kBlocks; ++owner) {
+        if (rank == owner) continue;
+        const auto to = ptx::place_in_cluster(place<kBlocks>(rank > owner ? rank - 1 : rank), barrier, owner);
+        for_columns<kBlocks>(owner, [&](int column, int offset) {
+          ptx::store_behind(to, offset,
+                            {sum[4 * column], sum[4 * column + 1], sum[4 * column + 2], sum[4 * column + 3]});
+        });
+      }
+    });
   }
 
   // Adds what others sent, always in the same order, to the columns of this block; returns a bit for each of these.
   __device__ __forceinline__ uint32_t add_up(Sums& sum) const {
     ptx::barrier_wait(barrier, 0);
     uint32_t own = 0;
+    with_blocks([&](auto how_many) {
+      constexpr int kBlocks = decltype(how_many)::value;
+#pragma unroll
+      for (uint32_t owner = 0; owner < kBlocks; ++owner) {
+        if (rank != owner) continue;
 #pragma unroll 1
-    for (uint32_t unit = rank; unit < kUnits; unit += blocks) own |= ((1u << kTogether) - 1) << unit * kTogether;
-    uint32_t from = place(0);
-    const uint32_t apart = place(1) - from;
+        for (int sender = 0; sender < kBlocks - 1; ++sender) {
+          const uint32_t from = place<kBlocks>(sender);
+          for_columns<kBlocks>(owner, [&](int column, int offset) {
+            float more[4];
+            ptx::load_shared(from + offset, more);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sum[4 * column + i] += more[i];
+          });
+        }
+        for_columns<kBlocks>(owner, [&](int column, int) { own |= 1u << column; });
+      }
+    });
+    return own;
+  }
+
+ private:
+  template <class Run>
+  __device__ __forceinline__ void with_blocks(const Run& run) const {
+    if (kMost == 2 || blocks == 2) {
+      run(std::integral_constant<int, 2>());
+    } else if (blocks == 3) {
+      run(std::integral_constant<int, 3>());
+    } else {
+      run(std::integral_constant<int, kMost>());
+    }
+  }
+
+  // Where sums of a block's first column lie that come from the others' number `sender`, in the memory of any block.
+  template <int Blocks>
+  __device__ __forceinline__ uint32_t place(uint32_t sender) const {
+    constexpr int kMostColumns = (kUnits + Blocks - 1) / Blocks * kTogether;
+    return room + (sender * Tile::kRowTiles + warp) * kMostColumns * kColumnBytes + lane * 16;
+  }
+
+  // Calls run(column, bytes from the first one's place) for the columns of block `owner`.
+  template <int Blocks, class Run>
+  static __device__ __forceinline__ void for_columns(uint32_t owner, const Run& run) {
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
-      if (!(own >> column & 1)) continue;
-#pragma unroll
-      for (int sender = 0; sender < kMostMeet - 1; ++sender) {
-        if (sender >= blocks - 1) break;
-        float more[4];
-        ptx::load_shared(from + sender * apart, more);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sum[4 * column + i] += more[i];
-      }
-      from += kColumnBytes;
+      const int unit = column / kTogether;
+      if (static_cast<uint32_t>(unit % Blocks) == owner)
+        run(column, (unit / Blocks * kTogether + column % kTogether) * kColumnBytes);
     }
-    return own;
   }
 };
 

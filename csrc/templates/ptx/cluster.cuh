@@ -102,4 +102,29 @@ __device__ __forceinline__ void store_in_cluster(uint32_t to, uint32_t barrier, 
 #endif
 }
 
+// A place in the shared memory of a block of this cluster, and that one's barrier that counts what comes there.
+struct PlaceInCluster {
+  uint32_t to, counts;
+};
+
+// to, barrier: places in this block's shared memory; block: rank of the one that is meant.
+__device__ __forceinline__ PlaceInCluster place_in_cluster(uint32_t to, uint32_t barrier, uint32_t block) {
+  PlaceInCluster place{};
+#ifdef LOWBIT_CLUSTERS
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(place.to) : "r"(to), "r"(block));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(place.counts) : "r"(barrier), "r"(block));
+#endif
+  return place;
+}
+
+// As store_in_cluster, `offset` bytes behind the place.
+__device__ __forceinline__ void store_behind(const PlaceInCluster& place, int offset, const float (&v)[4]) {
+#ifdef LOWBIT_CLUSTERS
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];\n" ::"r"(
+                   place.to + offset),
+               "r"(place.counts), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
+               : "memory");
+#endif
+}
+
 }  // namespace lowbit::ptx

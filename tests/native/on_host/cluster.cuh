@@ -29,4 +29,12 @@ void store_in_cluster(uint32_t to, uint32_t barrier, uint32_t block, const float
   emulated::count_bytes(barrier, sizeof(v), block);
 }
 
+struct PlaceInCluster {
+  uint32_t to, counts, block;
+};
+inline PlaceInCluster place_in_cluster(uint32_t to, uint32_t barrier, uint32_t block) { return {to, barrier, block}; }
+inline void store_behind(const PlaceInCluster& place, int offset, const float (&v)[4]) {
+  store_in_cluster(place.to + offset, place.counts, place.block, v);
+}
+
 }  // namespace lowbit::ptx
