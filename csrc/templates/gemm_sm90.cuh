@@ -77,10 +77,10 @@ struct Bounds {
   // Why fewer with 1 bit: it took all of 96 and was slower, 8192 x 28672 by 5% with 16 tokens.
   static constexpr int kNarrow = kMany || (kFew && (Worker::kBits > 1 || Form::kFine)) ? 96 : 88;
 #endif
-  // Why fewer: the compiler took 114 of n64 with 4 bits, which was 4% slower (57344 x 8192). Fine groups with zeros
-  // spill then.
+  // Why fewer: the compiler took 114 of n64 with 4 bits, which was 4% slower (57344 x 8192). Fine groups spill then,
+  // and with zeros with 120 too.
   static constexpr bool kFewer = Tile::kTokens == 64 && Worker::kBits <= 4 && !(Form::kFine && Form::kZeros);
-  static constexpr int kWide = kFewer ? 120 : 168;
+  static constexpr int kWide = !kFewer ? 168 : Form::kFine ? 120 : 112;
   static constexpr int kHalf = Tile::kWgmma || kFew ? 96 : 80;
   static constexpr int kRegisters = Tile::kHalf ? kHalf : Tile::kWgmma ? kWide : kNarrow;
 };
