@@ -32,6 +32,8 @@ struct Cut {
     return i * each + (i < more ? i : more);
 #endif
   }
+  // How long part i is.
+  LOWBIT_HOST_DEVICE constexpr int length(int i) const { return each + (i < more); }
   // The part that holds `at`.
   LOWBIT_HOST_DEVICE inline int part_of(int at) const {
     const bool longer = at < more * (each + 1);

@@ -36,6 +36,11 @@ LOWBIT_HOST_DEVICE constexpr int sharers_of(int tasks, int stages, int most, boo
   return (all + longest - 1) / longest;
 }
 
+// So many stages from one on.
+struct Share {
+  int begin, count;
+};
+
 struct Deal {
   int tasks, stages;  // stages: of a task
   int workers;
@@ -47,8 +52,8 @@ struct Deal {
   LOWBIT_HOST_DEVICE constexpr int left() const { return tasks - rounds * workers; }
   // Whether any task has two parts.
   LOWBIT_HOST_DEVICE constexpr bool in_parts() const { return left() > 0 && (cut.each != stages || cut.more != 0); }
-  // The first stage, of those of tasks left over, of sharer i.
-  LOWBIT_HOST_DEVICE inline int begin_of(int i) const { return cut(i); }
+  // What sharer i has of the stages of tasks left over.
+  LOWBIT_HOST_DEVICE inline Share share_of(int i) const { return {cut(i), cut.length(i)}; }
   // Stages of the worker that has the most.
   LOWBIT_HOST_DEVICE constexpr int longest() const { return rounds * stages + cut.each + (cut.more > 0); }
 };
@@ -63,9 +68,9 @@ struct MeetingDeal : Deal {
   LOWBIT_HOST_DEVICE constexpr bool in_parts() const { return meet == 1 && Deal::in_parts(); }
   // Blocks of a worker, each with rows of its own: `most` unless blocks share K instead.
   LOWBIT_HOST_DEVICE constexpr int blocks_of(int most) const { return meet > 1 ? 1 : most; }
-  LOWBIT_HOST_DEVICE inline int begin_of(int i) const {
-    const int cluster = quotient(i, meet, inverse_meet);
-    return meet == 1 ? cut(i) : cluster * stages + cut(i - cluster * meet);
+  LOWBIT_HOST_DEVICE inline Share share_of(int i) const {
+    const int cluster = meet > 1 ? quotient(i, meet, inverse_meet) : 0, within = i - cluster * meet;
+    return {cluster * stages + cut(within), cut.length(within)};
   }
 };
 
@@ -140,7 +145,8 @@ struct Part {
 };
 
 // What a worker has, one part after the other. Why all is found at once, without a branch: after one the compiler no
-// longer knows that a warp goes one way.
+// longer knows that a warp goes one way. It stands before a kernel's first stage, where an instruction takes some five
+// cycles.
 struct Parts {
   int count;              // parts
   int stages;             // of all of them
@@ -152,9 +158,9 @@ struct Parts {
   // deal: a Deal, or a MeetingDeal.
   template <class AnyDeal>
   LOWBIT_HOST_DEVICE inline Parts(const AnyDeal& deal, int worker) {
-    const int from = worker < deal.sharers ? deal.begin_of(worker) : 0;
-    const int all = worker < deal.sharers ? deal.begin_of(worker + 1) - from : 0,
-              own = quotient(from, deal.stages, deal.inverse);
+    const Share share = deal.share_of(worker);
+    const int from = worker < deal.sharers ? share.begin : 0, all = worker < deal.sharers ? share.count : 0;
+    const int own = quotient(from, deal.stages, deal.inverse);
     rounds = deal.rounds, apart = deal.workers, whole = deal.stages;
     first = worker, left_first = deal.rounds * deal.workers + own;
     begin = from - own * deal.stages;
@@ -201,11 +207,17 @@ struct Cursor {
   int turn = 0, stage, end, row_block, token;
 
   template <class Problem>
-  LOWBIT_HOST_DEVICE inline Cursor(const Problem& p, int worker) {
-    begin_part(p, Parts(p.deal, worker));
+  LOWBIT_HOST_DEVICE inline Cursor(const Problem& p, const Parts& parts) {
+    begin_part(p, parts);
   }
 
   // Past the last one nothing changes but the stage.
+  template <class Problem>
+  LOWBIT_HOST_DEVICE inline void next(const Problem& p, const Parts& parts) {
+    if (++stage < end) return;
+    if (++turn < parts.count) begin_part(p, parts);
+  }
+  // The same where there are no registers for the parts: they are found again.
   template <class Problem>
   LOWBIT_HOST_DEVICE inline void next(const Problem& p, int worker) {
     if (++stage < end) return;

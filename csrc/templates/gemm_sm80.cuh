@@ -46,9 +46,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) multiply(const __grid_const
   __syncthreads();
   // Why a shuffle: the compiler then knows that a warp goes one way.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  const int stages = Parts(p.deal, blockIdx.x).stages;
+  const Parts parts(p.deal, blockIdx.x);
+  const int stages = parts.stages;
   const Feed<Weight, Tile, Form> feed(p);
-  Cursor at(p, blockIdx.x);  // the next stage to ask for
+  Cursor at(p, parts);  // the next stage to ask for
 
   // ---- weights: they do not depend on the kernel before
   const int early = min(Stage::kEarly, min(depth - 1, stages));

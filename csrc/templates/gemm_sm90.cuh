@@ -112,7 +112,7 @@ __global__ void __maxnreg__((BoundsOf<Weight, Act, Tile, Form>::kRegisters))
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, helper = warp - Tile::kWarps;
     const int block = block_of<Tile>(p);
     const Parts parts(p.deal, block);
-    const Producer<Weight, Tile, Form> producer(p, block, parts, base);
+    const Producer<Weight, Tile, Form> producer(p, parts, base);
     if (helper == 0) {
       // ---- weights: they do not depend on the kernel before, nor on the other warps of this one
       if (ptx::elect_one()) producer.start();

@@ -31,15 +31,15 @@ struct Helper {
   const Feed<Weight, Tile, Form> feed;
   const Cursor first;
 
-  __device__ Helper(const Problem& problem, const Ring& own_ring, int own_stages, int own_helper, int own_lane)
+  __device__ Helper(const Problem& problem, const Ring& own_ring, const Parts& own_parts, int own_helper, int own_lane)
       : p(problem),
         ring(own_ring),
-        stages(own_stages),
-        early(min(Stage::kEarly, min(own_ring.depth, own_stages))),
+        stages(own_parts.stages),
+        early(min(Stage::kEarly, min(own_ring.depth, own_parts.stages))),
         helper(own_helper),
         lane(own_lane),
         feed(problem),
-        first(problem, blockIdx.x) {}
+        first(problem, own_parts) {}
 
   // Before the kernel before has ended: weights alone.
   __device__ __forceinline__ void start() const {
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) multiply_narrow(const __gri
                                    p.large ? Stage::kLarge : Stage::kSmall};
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const Parts parts(p.deal, blockIdx.x);
-  const Helper helper(p, ring, parts.stages, warp - Tile::kWarps, lane);
+  const Helper helper(p, ring, parts, warp - Tile::kWarps, lane);
 
   // ---- weights: they do not depend on the kernel before, nor on the barriers that others make meanwhile
   if (warp >= Tile::kWarps) {

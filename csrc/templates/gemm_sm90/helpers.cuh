@@ -68,20 +68,20 @@ struct Producer {
   const Ring<Stage> ring;
   const int steps;               // of 128 k in a stage
   const int count, early, next;  // stages; next: after which the next kernel may begin
-  const int worker;
+  const Parts& parts;
   const Cursor first;
   const uint64_t once = ptx::make_policy<ptx::Keep::kFirstOut>(), again = ptx::make_policy<ptx::Keep::kLastOut>();
 
-  __device__ Producer(const PosedOf<Stage>& problem, int own_worker, const Parts& parts, uint32_t shared)
+  __device__ Producer(const PosedOf<Stage>& problem, const Parts& own_parts, uint32_t shared)
       : p(problem),
         ring{shared, problem.ring},
         steps(Stage::kNarrow ? problem.ring.steps : Stage::kSteps),
-        count(parts.stages),
+        count(own_parts.stages),
         early(min(Stage::kNarrow || Stage::kHalf ? problem.ring.split.early : Map::kEarly,
                   Stage::kHalf ? count : max(count / 4, 1))),
         next(Stage::kHalf ? max(count * problem.ring.split.next_after / 8, 1) : 0),
-        worker(own_worker),
-        first(problem, own_worker) {}
+        parts(own_parts),
+        first(problem, own_parts) {}
 
   __device__ __forceinline__ void ask_for_weights(const Cursor& at, int place) const {
     const uint32_t to = ring.stage(place) + Stage::kCodesAt;
@@ -114,7 +114,7 @@ struct Producer {
 #pragma unroll 1
     for (int i = 0; i < early; ++i) {
       ask_for_weights(at, i);
-      at.next(p, worker);
+      at.next(p, parts);
     }
   }
 
@@ -124,14 +124,14 @@ struct Producer {
     ask_for_x(first, 0);
     Cursor at = first;
     auto place = ring.first();
-    at.next(p, worker), place.next();
+    at.next(p, parts), place.next();
 #pragma unroll 1
     for (int i = 1; i < count; ++i) {
       // The first round finds all places empty.
       if (i >= ring.depth()) ptx::wait_arrivals(ring.empty(place.index), place.parity ^ 1);
       if (i >= early) ask_for_weights(at, place.index);
       ask_for_x(at, place.index);
-      at.next(p, worker);
+      at.next(p, parts);
       place.next();
       // Why only now: its weights would be brought before what this product still needs.
       if (Stage::kHalf && i == next) ptx::launch_dependents();

@@ -97,16 +97,16 @@ struct Large {
 
   // Before the kernel before has ended: weights alone.
   __device__ __forceinline__ void start() const {
-    Cursor at(p, worker);
+    Cursor at(p, parts);
 #pragma unroll 1
     for (int i = 0; i < min(kEarly, parts.stages); ++i) {
       bring_weights(at, i);
-      at.next(p, worker);
+      at.next(p, parts);
     }
   }
 
   __device__ __forceinline__ void go_on() const {
-    Cursor at(p, worker);
+    Cursor at(p, parts);
     narrow::Place w(Map::kWDepth), x(p.ring.depth);
     int asked = 0;  // places of x
 #pragma unroll 1
@@ -120,7 +120,7 @@ struct Large {
         bring_x(at, half, x.index);
         x.next();
       }
-      at.next(p, worker);
+      at.next(p, parts);
       w.next();
     }
     // Why: the other block still arrives at these barriers, and a block that has left has none.

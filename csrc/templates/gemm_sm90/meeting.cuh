@@ -30,13 +30,17 @@ struct Meeting {
 
   // Of all that comes to this block.
   static __device__ __forceinline__ int bytes(int blocks) {
-    const int own = (kUnits - static_cast<int>(ptx::cluster_rank()) + blocks - 1) / blocks;
-    return Tile::kParts * (blocks - 1) * Tile::kRowTiles * own * kTogether * kColumnBytes;
+    int units = 0;  // that it adds up, times blocks that send them
+    with_blocks(blocks, [&](auto how_many) {
+      constexpr int kBlocks = decltype(how_many)::value;
+      units = (kUnits - static_cast<int>(ptx::cluster_rank()) + kBlocks - 1) / kBlocks * (kBlocks - 1);
+    });
+    return Tile::kParts * Tile::kRowTiles * units * kTogether * kColumnBytes;
   }
 
   // Sends others their columns. Each numbers those that send without itself.
   __device__ __forceinline__ void hand_in(const Sums& sum) const {
-    with_blocks([&](auto how_many) {
+    with_blocks(blocks, [&](auto how_many) {
       constexpr int kBlocks = decltype(how_many)::value;
 #pragma unroll
       for (uint32_t owner = 0; owner < kBlocks; ++owner) {
@@ -54,7 +58,7 @@ struct Meeting {
   __device__ __forceinline__ uint32_t add_up(Sums& sum) const {
     ptx::barrier_wait(barrier, 0);
     uint32_t own = 0;
-    with_blocks([&](auto how_many) {
+    with_blocks(blocks, [&](auto how_many) {
       constexpr int kBlocks = decltype(how_many)::value;
 #pragma unroll
       for (uint32_t owner = 0; owner < kBlocks; ++owner) {
@@ -77,7 +81,7 @@ struct Meeting {
 
  private:
   template <class Run>
-  __device__ __forceinline__ void with_blocks(const Run& run) const {
+  static __device__ __forceinline__ void with_blocks(int blocks, const Run& run) {
     if (kMost == 2 || blocks == 2) {
       run(std::integral_constant<int, 2>());
     } else if (blocks == 3) {
