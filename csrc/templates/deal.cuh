@@ -194,15 +194,33 @@ constexpr int kManyTiles = 16;
 // Row blocks side by side.
 LOWBIT_HOST_DEVICE constexpr int patch_of(int token_tiles) { return token_tiles < kManyTiles ? 8 : 16; }
 
-LOWBIT_HOST_DEVICE constexpr Spot spot_of(int task, int row_blocks, int token_tiles) {
-  if (token_tiles == 1) return {task, 0};
-  const int most = patch_of(token_tiles), first = task / (most * token_tiles) * most;
-  const int within = task - first * token_tiles, rows = row_blocks - first < most ? row_blocks - first : most;
-  return {first + within % rows, within / rows};
-}
+// The order of tasks. Why no divisions: as in cut.cuh.
+struct Patches {
+  int row_blocks, token_tiles;
+  int most;                                       // row blocks of a patch; the last one may have fewer
+  uint32_t inverse, inverse_most, inverse_fewer;  // of a patch's tasks, of its row blocks, of the last one's
+
+  Patches() = default;
+  LOWBIT_HOST_DEVICE constexpr Patches(int rows, int tiles)
+      : row_blocks(rows),
+        token_tiles(tiles),
+        most(rows < patch_of(tiles) ? rows : patch_of(tiles)),
+        inverse(inverse_of(most * tiles)),
+        inverse_most(inverse_of(most)),
+        inverse_fewer(inverse_of(rows % most)) {}
+
+  LOWBIT_HOST_DEVICE inline Spot operator()(int task) const {
+    if (token_tiles == 1) return {task, 0};
+    const int first = quotient(task, most * token_tiles, inverse) * most, within = task - first * token_tiles;
+    const bool fewer = row_blocks - first < most;
+    const int rows = fewer ? row_blocks - first : most;
+    const int tile = quotient(within, rows, fewer ? inverse_fewer : inverse_most);
+    return {first + within - tile * rows, tile};
+  }
+};
 
 // The stages of a worker, one after the other: which of its task, and where that lies in W and x. Why kept: divisions
-// for every stage would be on the way to the first ones. Problem: deal, row_blocks, token_tiles, tile_tokens.
+// for every stage would be on the way to the first ones. Problem: deal, patches, tile_tokens.
 struct Cursor {
   int turn = 0, stage, end, row_block, token;
 
@@ -229,7 +247,7 @@ struct Cursor {
   template <class Problem>
   LOWBIT_HOST_DEVICE inline void begin_part(const Problem& p, const Parts& parts) {
     const Part part = parts[turn];
-    const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
+    const Spot spot = p.patches(part.task);
     stage = part.begin, end = part.end, row_block = spot.row_block, token = spot.token_tile * p.tile_tokens;
   }
 };

@@ -154,11 +154,13 @@ inline bool pose(const Kernels& kernels, const MatmulArgs& args, const Launch& l
   p.x = static_cast<const uint8_t*>(args.x.data);
   p.x_pieces = static_cast<uint32_t>(args.x.row_stride / 8);
   p.n = static_cast<int>(args.w.n), p.m = static_cast<int>(args.x.m), p.k = static_cast<int>(args.w.k);
-  p.tiles = (p.n + 15) / 16, p.row_blocks = (p.tiles + kRowTiles - 1) / kRowTiles;
-  p.token_tiles = (p.m + kernels.tokens - 1) / kernels.tokens;
+  p.tiles = (p.n + 15) / 16;
+  const int row_blocks = (p.tiles + kRowTiles - 1) / kRowTiles,
+            token_tiles = (p.m + kernels.tokens - 1) / kernels.tokens;
+  p.patches = {row_blocks, token_tiles};
   p.large = is_large(launch.capability);
-  p.tile_tokens = static_cast<int>(layout::round_up((p.m + p.token_tiles - 1) / p.token_tiles, 8));
-  const int64_t tasks = int64_t{p.row_blocks} * p.token_tiles, steps = packed.cols / kStepK,
+  p.tile_tokens = static_cast<int>(layout::round_up((p.m + token_tiles - 1) / token_tiles, 8));
+  const int64_t tasks = int64_t{row_blocks} * token_tiles, steps = packed.cols / kStepK,
                 stages = (steps + kernels.steps - 1) / kernels.steps;
   if (std::max(tasks, stages * launch.clusters[0]) > INT32_MAX) return false;
   if (!p.large && !kernels.fits_small) return false;

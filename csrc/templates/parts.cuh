@@ -1,7 +1,7 @@
 // What becomes of a block's sums of a task: y, where it had all stages of it; else they stay in memory, and a second
 // kernel makes y of the parts.
 //
-// For families whose workers are dealt tasks (deal.cuh). Problem: sizes n and m; deal, row_blocks, token_tiles,
+// For families whose workers are dealt tasks (deal.cuh). Problem: sizes n and m; deal, patches,
 // tile_tokens; parts, factor; and what epilogue.cuh needs. Tile: kColumns, kRowTiles, kCluster.
 #pragma once
 #include "deal.cuh"
@@ -142,7 +142,7 @@ struct RowsOfY {
 // These are all sums of a task. rank: of the block in its cluster; warp: which of the block's row tiles it is.
 template <class Act, class Tile, class Problem, class Sums>
 __device__ __forceinline__ void store_task(const Problem& p, int task, int rank, int warp, int lane, const Sums& sums) {
-  const Spot spot = spot_of(task, p.row_blocks, p.token_tiles);
+  const Spot spot = p.patches(task);
   const int row_tile = (spot.row_block * blocks_of<Tile>(p) + rank) * Tile::kRowTiles + warp;
   RowsOfY<Act, Tile, Problem>(p, row_tile * 16, spot.token_tile * p.tile_tokens, lane).store(sums);
 }
@@ -178,7 +178,7 @@ __device__ __forceinline__ void add_up_parts(const Problem& p) {
   constexpr int kRowTiles = Tile::kRowTiles * Tile::kCluster, kBlocks = kAddBlocks<Tile, Threads>;
   const Deal& deal = p.deal;
   const int index = static_cast<int>(blockIdx.x) / kBlocks, begin = index * deal.stages;
-  const Spot spot = spot_of(deal.rounds * deal.workers + index, p.row_blocks, p.token_tiles);
+  const Spot spot = p.patches(deal.rounds * deal.workers + index);
   const int item = static_cast<int>(blockIdx.x) % kBlocks * Threads + static_cast<int>(threadIdx.x), lane = item % 32;
   const int row_tile = spot.row_block * kRowTiles + item / 32 / Tile::kColumns, column = item / 32 % Tile::kColumns;
   const int tokens = spot.token_tile * p.tile_tokens + column * 8;

@@ -67,7 +67,7 @@ PYBIND11_MODULE(deal_math, m) {
   m.attr("kMostMeet") = lowbit::kMostMeet;
   m.attr("kMeetSaves") = lowbit::kMeetSaves;
   m.def("spot_of", [](int task, int row_blocks, int token_tiles) {
-    const lowbit::Spot spot = lowbit::spot_of(task, row_blocks, token_tiles);
+    const lowbit::Spot spot = lowbit::Patches(row_blocks, token_tiles)(task);
     return std::array<int, 2>{spot.row_block, spot.token_tile};
   });
   m.def("columns_of_each", lowbit::columns_of_each);

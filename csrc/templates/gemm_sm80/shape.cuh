@@ -117,10 +117,9 @@ struct Problem {
   const uint8_t* x;
   uint32_t x_pieces;  // 16 bytes each, from a token to the next
   int n, m, k;
-  int tiles, groups;  // row tiles of W; groups of a row
-  int steps;          // of 128 k
-  int row_blocks;
-  int token_tiles;      // tiles of tokens; a row block and a tile of tokens make a task
+  int tiles, groups;    // row tiles of W; groups of a row
+  int steps;            // of 128 k
+  Patches patches;      // a row block and a tile of tokens make a task
   int tile_tokens;      // of each, a multiple of 8
   Deal deal;            // of tasks to workers, blocks; stages: of all of K
   bool large;           // which ring

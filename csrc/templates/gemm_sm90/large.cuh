@@ -79,7 +79,7 @@ struct Large {
     const uint64_t once = ptx::make_policy<ptx::Keep::kFirstOut>(), again = ptx::make_policy<ptx::Keep::kLastOut>();
     ask_for_rows<Stage, Tile>(p, at.stage, (at.row_block * blocks + rank) * Tile::kRowTiles,
                               base + Map::kW + place * Map::kWBytes, base + Map::kWFull + 8 * place, 0,
-                              p.token_tiles < kManyTiles ? once : again);
+                              p.patches.token_tiles < kManyTiles ? once : again);
   }
 
   __device__ __forceinline__ void bring_x(const Cursor& at, int half, int place) const {
@@ -208,7 +208,7 @@ struct Large {
         w.next();
       }
       // What of the end does not depend on products: they still run.
-      const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
+      const Spot spot = p.patches(part.task);
       const int row_tile = (spot.row_block * blocks + rank) * Tile::kRowTiles + warp / 4 * 4;
       Rows rows(p, base + Map::kLines, row_tile * 16, spot.token_tile * p.tile_tokens, warp, lane);
       ptx::wait_products<0>();

@@ -154,26 +154,26 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   p.stage_groups = std::max(traits.fine ? own_steps * 8 >> group.fragments : own_steps >> group.steps, 1);
 
   p.n = static_cast<int>(args.w.n), p.m = static_cast<int>(args.x.m);
-  p.token_tiles = (p.m + traits.tokens - 1) / traits.tokens;
+  const int token_tiles = (p.m + traits.tokens - 1) / traits.tokens;
 
   // Why first: kernels of other kinds of blocks are asked before, and refuse most products.
   const int rows = 16 * row_tiles, row_blocks = (p.n + rows - 1) / rows;
   const int pairs = (row_blocks + traits.cluster - 1) / traits.cluster, most = launch.clusters[0];
-  const int64_t tasks = int64_t{row_blocks} * p.token_tiles;
+  const int64_t tasks = int64_t{row_blocks} * token_tiles;
   const int64_t stages = layout::round_up((steps + own_steps - 1) / own_steps, split.blocks);
   if (std::max(tasks, stages * most) > INT32_MAX) return false;
   const int all = static_cast<int>(tasks), each = static_cast<int>(stages);
   const bool halves = traits.wgmma && traits.half, one_task = halves || traits.parts_of_k > 1;
-  p.deal = one_task  ? deal_of_one_task(traits, static_cast<int64_t>(tiles), all, p.token_tiles, steps, each, launch,
-                                        p.ring.split)
-           : !narrow ? deal_of(traits, all, pairs * p.token_tiles, each, launch)
+  p.deal = one_task       ? deal_of_one_task(traits, static_cast<int64_t>(tiles), all, token_tiles, steps, each, launch,
+                                             p.ring.split)
+           : !narrow      ? deal_of(traits, all, pairs * token_tiles, each, launch)
            : p.ring.whole ? MeetingDeal{deal(all, each, most, false)}
                           : narrow::deal_whole(all, each, most, split.blocks);
   if (p.deal.workers == 0) return false;
   if (!narrow) p.ring.depth = p.deal.meet > 1 || traits.parts_of_k > 1 ? traits.room.meet_depth : traits.room.depth;
   if (halves) p.ring.split.early = std::min(p.ring.split.early, p.ring.depth);
   const int blocks = p.deal.blocks_of(traits.cluster);
-  p.row_blocks = blocks > 1 ? pairs : row_blocks;
+  p.patches = {blocks > 1 ? pairs : row_blocks, token_tiles};
 
   constexpr auto kWords = CU_TENSOR_MAP_DATA_TYPE_UINT64;  // of 8 bytes: a box may have 256 of them
   bool good = true;
@@ -209,7 +209,7 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   scales.data = args.w.zeros;
   if (traits.zeros) good &= describe(launch, p.maps[kMapOfZeros], kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
   // Why: what lies beyond the last token comes slowly, although it is never read (docs/notes/gemm-sm90.md).
-  p.tile_tokens = static_cast<int>(layout::round_up((p.m + p.token_tiles - 1) / p.token_tiles, 8 * blocks));
+  p.tile_tokens = static_cast<int>(layout::round_up((p.m + token_tiles - 1) / token_tiles, 8 * blocks));
   const int64_t row_stride = args.x.m > 1 ? args.x.row_stride : layout::round_up(args.w.k, 8);
   const uint64_t k = args.w.k, m = args.x.m, pitch = row_stride * 2;
   const auto tokens = static_cast<uint32_t>(p.tile_tokens / blocks);

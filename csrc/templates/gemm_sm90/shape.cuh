@@ -167,8 +167,7 @@ struct Map {
 // problem.
 struct Problem {
   int n, m;
-  int row_blocks;
-  int token_tiles;      // tiles of tokens; a row block and a tile of tokens make a task
+  Patches patches;      // a row block and a tile of tokens make a task
   int tile_tokens;      // of each, a multiple of 8 for each block: what is less than a whole tile is not even asked for
   MeetingDeal deal;     // of tasks to workers: blocks, or clusters of them; stages: of all of K
   int group_steps;      // step >> group_steps is a group, of at least 128

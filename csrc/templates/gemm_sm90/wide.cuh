@@ -188,7 +188,7 @@ struct Wide {
       // What of the end does not depend on products: they still run. Why the ring: all that came to it is used by then.
       int own_lane = lane;
       ptx::hold_below<32>(own_lane);  // Why: else what follows from it would be found before all tasks, and kept
-      const Spot spot = spot_of(part.task, p.row_blocks, p.token_tiles);
+      const Spot spot = p.patches(part.task);
       const int first_tile = spot.row_block * Tile::kRowTiles + (Tile::kParts == 1 ? warp / 4 * 4 : 0);
       auto rows = rows_of_y<Act, Tile, Stage::kTogether>(p, Tile::kParts == 1 ? base + before * Stage::kBytes : base,
                                                          first_tile * 16, spot.token_tile * p.tile_tokens,
