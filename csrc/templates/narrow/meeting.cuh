@@ -46,13 +46,15 @@ struct Meeting {
 
   // All warps come here. Adds up slices, always in the same order, if `any`.
   __device__ __forceinline__ void add_up(bool any, Sum& total) const {
+    int own = lane;
+    if (Tile::kTokens == 16) ptx::hold_below<32>(own);  // Why: else `from` is found before the first stage, and kept
+    uint32_t from = ring.meeting() + warp * stages.slices * (kColumns * 512) + own * 16;
     if (stages.split.blocks > 1) {
       ptx::barrier_wait(ring.met(), 0);
     } else {
       ptx::wait_at_barrier<32 * Tile::kWarps>(1);
     }
     if (!any) return;
-    uint32_t from = ring.meeting() + warp * stages.slices * (kColumns * 512) + lane * 16;
 #pragma unroll
     for (int column = 0; column < kColumns; ++column)
 #pragma unroll
