@@ -12,8 +12,6 @@
 // From 144 tokens on they have a place of their own (large.cuh); of 64 to 128 they lie where stages were: the last one
 // of the task, which is given back only then (wide.cuh), or the ring of a block that has one task (shared_rows.cuh).
 #pragma once
-#include <cstring>
-
 #include "../epilogue.cuh"
 #include "../parts.cuh"
 #include "../ptx/async.cuh"

@@ -17,6 +17,7 @@ template <class Weight, class Act, class Tile, class Form>
 struct Wide {
   using Stage = gemm_sm90::Stage<Weight, Tile, Form>;
   using Map = gemm_sm90::Map<Stage>;
+  static_assert(Stage::kTogether == 1 || LinesOfStages::kBytes <= Stage::kBytes);
   // Where scales go: to values (rounds_values, and where they change within 128 k), or values stay exact numbers. With
   // few tokens there are registers for sums of 128 k of their own (struct Open); with more, sums are counted in units
   // of a scale.
