@@ -111,7 +111,8 @@ struct RowsOfY {
   }
 
   // The same where rows are written one at a time. Why a loop that moves all sums on: hardly anyone has such y, and
-  // code for each column would stand in the way of the one above.
+  // code for each column would stand in the way of the one above. Why none of more columns: gemm_sm80 has no register
+  // for it.
   template <int Columns, int Apart, class Sums>
   __device__ __forceinline__ void store_ragged(Act* y, const Sums& sums, uint32_t own, int first) const {
     float each[Columns][4];
@@ -119,7 +120,7 @@ struct RowsOfY {
     for (int column = 0; column < Columns; ++column)
 #pragma unroll
       for (int i = 0; i < 4; ++i) each[column][i] = sums(column, i);
-#pragma unroll 1
+#pragma unroll Columns > 8 ? Columns : 1
     for (int tokens = 8 * first; tokens < 8 * Apart * Columns && tokens < left; tokens += 8 * Apart) {
       uint32_t pair[2];
       turn([&](int i) { return each[0][i]; }, pair);
