@@ -115,12 +115,13 @@ struct RowsOfY {
   // for it.
   template <int Columns, int Apart, class Sums>
   __device__ __forceinline__ void store_ragged(Act* y, const Sums& sums, uint32_t own, int first) const {
+    constexpr int kLaidOut = Columns > 8 ? Columns : 1;
     float each[Columns][4];
 #pragma unroll
     for (int column = 0; column < Columns; ++column)
 #pragma unroll
       for (int i = 0; i < 4; ++i) each[column][i] = sums(column, i);
-#pragma unroll Columns > 8 ? Columns : 1
+#pragma unroll kLaidOut
     for (int tokens = 8 * first; tokens < 8 * Apart * Columns && tokens < left; tokens += 8 * Apart) {
       uint32_t pair[2];
       turn([&](int i) { return each[0][i]; }, pair);
