@@ -277,8 +277,11 @@ struct Worker {
       const Split& split = p.ring.split;
       // Blocks of half a multiprocessor have no parts of tasks.
       if constexpr (!Stage::kHalf)
-        if (p.ring.whole && done.end - done.begin < p.deal.stages)
-          return keep_part<Tile>(p, blockIdx.x, done.place, 0, warp, lane, sums);
+        if (p.ring.whole && done.end - done.begin < p.deal.stages) {
+          int own = lane;
+          if (Tile::kTokens == 16) ptx::hold_below<32>(own);  // Why: as in Meeting::add_up
+          return keep_part<Tile>(p, blockIdx.x, done.place, 0, warp, own, sums);
+        }
       const Meeting<Tile, Ring> meeting{p.ring, ring, warp, lane};
       const bool meet = p.ring.slices > 1;
       if (meet && tile < split.row_tiles) meeting.hand_in(tile, part, total);
