@@ -157,12 +157,12 @@ inline bool pose(const Kernels& kernels, const MatmulArgs& args, const Launch& l
   p.tiles = (p.n + 15) / 16;
   const int row_blocks = (p.tiles + kRowTiles - 1) / kRowTiles,
             token_tiles = (p.m + kernels.tokens - 1) / kernels.tokens;
-  p.patches = {row_blocks, token_tiles};
   p.large = is_large(launch.capability);
   p.tile_tokens = static_cast<int>(layout::round_up((p.m + token_tiles - 1) / token_tiles, 8));
   const int64_t tasks = int64_t{row_blocks} * token_tiles, steps = packed.cols / kStepK,
                 stages = (steps + kernels.steps - 1) / kernels.steps;
   if (std::max(tasks, stages * launch.clusters[0]) > INT32_MAX) return false;
+  p.patches = {row_blocks, token_tiles};
   if (!p.large && !kernels.fits_small) return false;
   p.steps = static_cast<int>(steps);
   p.deal = deal(static_cast<int>(tasks), static_cast<int>(stages), launch.clusters[0], !kernels.narrow);
