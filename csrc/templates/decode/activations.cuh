@@ -34,7 +34,7 @@ template <class Tile>
 __device__ __forceinline__ void Values<Tile>::bring() const {
   const Problem& p = at.p;
   const int first = at.block_step(at.rank), rows = (at.block_step(at.rank + 1) - first) * p.m;
-  const float tokens = 1.0f / static_cast<float>(p.m);
+  const float tokens = ptx::reciprocal(static_cast<float>(p.m));
   // Half a warp brings a row of 128 k. Why eight rows at once: each is a trip to L2.
   constexpr int kBatch = 8, kHalves = 2 * Tile::kWarps;
 #pragma unroll 1

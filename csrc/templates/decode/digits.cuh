@@ -103,7 +103,7 @@ struct Digits {
 
   // Of so many rows by tokens.
   __device__ __forceinline__ int quotient(int number) const {
-    return tokens() == 1 ? number : static_cast<int>((number + 0.5f) * (1.0f / static_cast<float>(tokens())));
+    return tokens() == 1 ? number : static_cast<int>((number + 0.5f) * ptx::reciprocal(static_cast<float>(tokens())));
   }
 
   // Finds `left`, `from` and `entry` of `row`.

@@ -179,7 +179,11 @@ struct FloatWorker {
     return {item / kLanes + i / 2 * 8, item % kLanes * 2 + i % 2};
   }
   // What a sum of a row is to be multiplied by, but for the step between codes.
-  static __device__ __forceinline__ float unit(int row) { return Decoder::kUnit / (1 << Decoder::exponent(row / 8)); }
+  static __device__ __forceinline__ float unit(int row) {
+    constexpr float kUnit[2] = {Decoder::kUnit / (1 << Decoder::exponent(0)),
+                                Decoder::kUnit / (1 << Decoder::exponent(1))};
+    return row < 8 ? kUnit[0] : kUnit[1];
+  }
 };
 
 }  // namespace lowbit::decode

@@ -2,7 +2,8 @@
 //
 // Tile i of row group r of a block belongs to the block of rank (r * pass_tiles + i) % cluster, which finds in its
 // shared memory [owned tile][slice][item][float]: what lanes of a worker handed in (Worker::kItems, kFloats and spot).
-// A thread adds up one item of every slice. Barrier: where there are more blocks, one for even passes and one for odd.
+// kShare threads add up an item of every slice. Barrier: where there are more blocks, one for even passes and one for
+// odd.
 #pragma once
 #include "../epilogue.cuh"
 #include "../ptx/async.cuh"
@@ -18,6 +19,13 @@ constexpr int kSumBytes = Worker::kItems * Worker::kFloats * 4;
 template <class Act, class Worker, class Tile>
 struct Meeting {
   static constexpr int kItems = Worker::kItems, kFloats = Worker::kFloats;
+  // Threads that add up an item's sums, each those of its part of the slices, and store a float each. Why: of few
+  // tokens one warp does all of it, a chain of instructions. Why not of more: what more warps do takes other warps'
+  // time, and large products have many passes.
+  static constexpr int kShare = kFloats <= 4 / Tile::kTokens ? 4 / Tile::kTokens : 1;
+  static constexpr int kOwn = kShare == 1 ? kFloats : 1;  // floats that a thread stores
+  // Whether y of the first item is found while x is on its way. Why not of more tokens: registers.
+  static constexpr bool kAims = Tile::kTokens == 1;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
   static constexpr bool kHolds = Worker::kBits > 1 || Tile::kTokens == 1;  // Why: else registers run out there
 #else
@@ -29,12 +37,19 @@ struct Meeting {
     int from, number, tile, end_tile;
   };
 
+  // What becomes of an item's sums, those that a thread stores: y = factor * sum + bias.
+  struct Target {
+    Act* to[kOwn];  // null: nothing
+    float factor[kOwn], bias[kOwn];
+  };
+
   const Position& at;
   const Problem& p;
   uint32_t sums, met;  // in shared memory: those of an even pass, its barrier
   int cluster_shift, warps_k_shift, pass_tiles, bytes;
-  int owned;   // items of a pass
+  int owned;   // items of a pass, times the threads of each
   Item first;  // this thread's
+  Target aimed;
 
   __device__ Meeting(const Position& position, uint32_t sums_at, uint32_t met_at)
       : at(position),
@@ -46,7 +61,7 @@ struct Meeting {
         pass_tiles(p.pass_tiles),
         bytes(p.meeting_bytes) {
     const int slots = (Tile::kWarps >> warps_k_shift) * pass_tiles;
-    owned = ((slots - at.rank + (1 << cluster_shift) - 1) >> cluster_shift) * kItems;
+    owned = ((slots - at.rank + (1 << cluster_shift) - 1) >> cluster_shift) * (kItems * kShare);
     if (kHolds) first = find(threadIdx.x);
     ptx::hold(sums), ptx::hold(met), ptx::hold(cluster_shift), ptx::hold(warps_k_shift), ptx::hold(pass_tiles);
     ptx::hold(bytes), ptx::hold(owned);
@@ -54,13 +69,17 @@ struct Meeting {
     ptx::hold(first.from), ptx::hold(first.number), ptx::hold(first.tile), ptx::hold(first.end_tile);
   }
 
-  // Item i of those that this block owns.
+  __device__ __forceinline__ int part() const { return threadIdx.x % kShare; }  // of an item's threads
+
+  // The item of thread i of those that have one.
   __device__ __forceinline__ Item find(int i) const {
-    const int own = i / kItems, number = i % kItems, slot = (own << cluster_shift) + at.rank;
-    const int group = static_cast<int>((static_cast<float>(slot) + 0.5f) * (1.0f / static_cast<float>(pass_tiles)));
+    const int own = i / (kItems * kShare), number = i / kShare % kItems, slot = (own << cluster_shift) + at.rank;
+    const int group =
+        static_cast<int>((static_cast<float>(slot) + 0.5f) * ptx::reciprocal(static_cast<float>(pass_tiles)));
     const int row_group = at.row_group(group);
-    return {((own << (cluster_shift + warps_k_shift)) * kItems + number) * (kFloats * 4), number,
-            p.row_groups(row_group) + slot - group * pass_tiles, p.row_groups(row_group + 1)};
+    const int from = ((own << (cluster_shift + warps_k_shift)) * kItems + number) * (kFloats * 4);
+    return {from + part() * kSumBytes<Worker>, number, p.row_groups(row_group) + slot - group * pass_tiles,
+            p.row_groups(row_group + 1)};
   }
 
   __device__ __forceinline__ uint32_t barrier(int pass) const { return met + (pass & 1) * 8; }
@@ -72,7 +91,7 @@ struct Meeting {
   // Tells the barrier of a cluster what will come; before this block hands in anything for the pass.
   __device__ __forceinline__ void expect(int pass) const {
     if (cluster_shift && threadIdx.x == 0)
-      ptx::barrier_expect(barrier(pass), owned * (kFloats * 4) << (cluster_shift + warps_k_shift));
+      ptx::barrier_expect(barrier(pass), owned / kShare * (kFloats * 4) << (cluster_shift + warps_k_shift));
   }
 
   // A warp's sums of row tile r of those side by side, which is tile i of the pass; every warp hands in something for
@@ -91,20 +110,15 @@ struct Meeting {
     });
   }
 
-  // What becomes of an item's sums: y = factor * sum + bias.
-  struct Target {
-    Act* to[kFloats];  // null: nothing
-    float factor[kFloats], bias[kFloats];
-  };
   __device__ __forceinline__ Target aim(const Item& item, int pass) const {
     Target target;
     const int tile = item.tile + pass * pass_tiles, m = Tile::kTokens == 1 ? 1 : p.m;
 #pragma unroll
-    for (int j = 0; j < kFloats; ++j) {
-      const auto spot = Worker::spot(item.number, j);
+    for (int j = 0; j < kOwn; ++j) {
+      const auto spot = Worker::spot(item.number, kShare == 1 ? j : part());
       const int n = tile * 16 + spot.row;
       target.to[j] = nullptr;
-      if (tile >= item.end_tile || n >= p.n || spot.token >= m) continue;
+      if (part() >= kFloats || tile >= item.end_tile || n >= p.n || spot.token >= m) continue;
       target.to[j] = static_cast<Act*>(p.y) + (Tile::kTokens == 1 ? n : spot.token * p.y_stride + n);
       target.factor[j] = row_factor(p, n, p.step * Worker::unit(spot.row));
       target.bias[j] = p.bias ? load_bias(p.bias, p.bias_type, n) : 0.0f;
@@ -112,11 +126,20 @@ struct Meeting {
     return target;
   }
 
+  // Of pass 0, kAims; after the kernel before, which may have written biases and factors.
+  __device__ __forceinline__ void aim_first() {
+    if (!kAims) return;
+    aimed = aim(first, 0);
+    uint64_t to = reinterpret_cast<uint64_t>(aimed.to[0]);
+    ptx::hold(to), ptx::hold(aimed.factor[0]), ptx::hold(aimed.bias[0]);
+    aimed.to[0] = reinterpret_cast<Act*>(to);
+  }
+
   // Waits for all that was handed in, and stores this block's tiles of the pass.
   __device__ __forceinline__ void finish(int pass) const {
     // Why before the wait: numbers are found, and biases brought, while sums are on their way.
     Item item = kHolds ? first : find(threadIdx.x);
-    Target target = aim(item, pass);
+    Target target = kAims && pass == 0 ? aimed : aim(item, pass);
     if (cluster_shift) {
       ptx::barrier_wait(barrier(pass), pass / 2 & 1);
     } else {
@@ -126,21 +149,35 @@ struct Meeting {
 #pragma unroll 1
     for (int i = threadIdx.x; i < owned;) {
       float value[kFloats] = {};
-      constexpr int kBatch = 8;
+      constexpr int kBatch = 8 / kShare;
 #pragma unroll 1
-      for (int s = 0; s < splits; s += kBatch) {
+      for (int s = 0; s < splits; s += kBatch * kShare) {
         float more[kBatch][kFloats] = {};
 #pragma unroll
         for (int b = 0; b < kBatch; ++b)
-          if (s + b < splits) ptx::load_shared(place(pass) + item.from + (s + b) * kSumBytes<Worker>, more[b]);
+          if (s + b * kShare + part() < splits)
+            ptx::load_shared(place(pass) + item.from + (s + b * kShare) * kSumBytes<Worker>, more[b]);
 #pragma unroll
         for (int b = 0; b < kBatch; ++b)
 #pragma unroll
           for (int j = 0; j < kFloats; ++j) value[j] += more[b][j];
       }
 #pragma unroll
-      for (int j = 0; j < kFloats; ++j)
-        if (target.to[j]) *target.to[j] = static_cast<Act>(fmaf(value[j], target.factor[j], target.bias[j]));
+      for (int lanes = 1; lanes < kShare; lanes *= 2)
+#pragma unroll
+        for (int j = 0; j < kFloats; ++j) value[j] += __shfl_xor_sync(~0u, value[j], lanes);
+      float own[kOwn] = {value[0]};
+#pragma unroll
+      for (int j = 1; j < kFloats; ++j) {
+        if constexpr (kShare == 1) {
+          own[j] = value[j];
+        } else {
+          if (part() == j) own[0] = value[j];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j)
+        if (target.to[j]) *target.to[j] = static_cast<Act>(fmaf(own[j], target.factor[j], target.bias[j]));
       i += Tile::kThreads;
       if (i >= owned) break;
       item = find(i);

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
   typename Worker::X own_x(at, x, table);
   Worker worker(at, shared + Map::kZeros, x, table);
   auto place = Worker::start(feed.ring);
-  const Meeting<Act, Worker, Tile> meeting(at, table + p.table_bytes, met);
+  Meeting<Act, Worker, Tile> meeting(at, table + p.table_bytes, met);
   meeting.expect(0);
   if (p.cluster_shift) ptx::cluster_wait();  // blocks store into each other's memory only when all of them run
 
@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
   own_x.ask();
 #pragma unroll 1
   for (int i = early; i < beside; ++i) feed.fetch();
+  meeting.aim_first();
   own_x.bring();
 #pragma unroll 1
   for (int i = beside; i < kAhead; ++i) feed.fetch();
