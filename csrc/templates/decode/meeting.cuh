@@ -62,10 +62,10 @@ struct Meeting {
         bytes(p.meeting_bytes) {
     const int slots = (Tile::kWarps >> warps_k_shift) * pass_tiles;
     owned = ((slots - at.rank + (1 << cluster_shift) - 1) >> cluster_shift) * (kItems * kShare);
-    if (kHolds) first = find(threadIdx.x);
+    if (!kHolds) return;
+    first = find(threadIdx.x);
     ptx::hold(sums), ptx::hold(met), ptx::hold(cluster_shift), ptx::hold(warps_k_shift), ptx::hold(pass_tiles);
     ptx::hold(bytes), ptx::hold(owned);
-    if (!kHolds) return;
     ptx::hold(first.from), ptx::hold(first.number), ptx::hold(first.tile), ptx::hold(first.end_tile);
   }
 
