@@ -57,15 +57,21 @@ def test_integers_are_whole_codes_with_nothing_beside_them(fragments, bits):
     np.testing.assert_array_equal(found, operand(codes).astype(np.uint32) << lowest)
 
 
-@pytest.mark.parametrize("odd", [0, 1])
-def test_codes_of_3_bits_are_whole_bytes(fragments, odd):
-    codes, memory = packed(3, 33)
-    found = fragments.bytes3(memory, N, odd)  # [..., two fragments of four, registers]
+FORMS = [(1, 1), (1, 4), (2, 1), (2, 2), (2, 4), (3, 2), (4, 1), (4, 2), (4, 4), (8, 1)]
+
+
+@pytest.mark.parametrize(("bits", "apart"), FORMS)
+def test_bytes_are_codes_of_the_fragments_that_their_digits_are_of(fragments, bits, apart):
+    codes, memory = packed(bits, 30 + bits)
+    found = getattr(fragments, f"bytes{bits}_{apart}")(memory, N)  # [row tile, lane, product, register]
     bytes_found = found[..., None] >> np.arange(0, 32, 8, dtype=np.uint32) & 0xFF
+    places, low = getattr(fragments, f"bytes{bits}_{apart}_form")()
+    assert sorted(places) == list(range(8))
     # Of mma's registers of a fragment, [c, h][j], these are bytes: registers [f, h], and in each of them [j, c].
-    expected = operand(codes).reshape(N // 16, 32, 2, 2, 2, 2, 2, 2)[:, :, :, :, odd]  # 4 fragments, [f][odd]
-    expected = expected.transpose(0, 1, 2, 3, 5, 6, 4).reshape(bytes_found.shape)
-    np.testing.assert_array_equal(bytes_found, expected.astype(np.uint32) << (4 * odd))
+    expected = operand(codes).reshape(N // 16, 32, 8, 2, 2, 2)[:, :, np.argsort(places)]
+    expected = expected.transpose(0, 1, 2, 4, 5, 3).reshape(N // 16, 32, 4, 2, 2, 4)
+    expected = expected.astype(np.uint32) << np.array(low, dtype=np.uint32)[:, None, :, None]
+    np.testing.assert_array_equal(bytes_found, expected.reshape(bytes_found.shape))
 
 
 @pytest.mark.parametrize("act", ["fp16", "bf16"])

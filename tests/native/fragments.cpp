@@ -59,6 +59,32 @@ Registers floats(const Bytes& packed, int64_t n) {
   });
 }
 
+// The operands of bytes of a plane, or of codes of 3 bits; where digits of fragments go, and the bit that fields of
+// rows g and g + 8 begin at.
+template <int Width, int Apart>
+void define_bytes(py::module_& m) {
+  const std::string name = "bytes" + std::to_string(Width) + "_" + std::to_string(Apart);
+  m.def(name.c_str(), [](const Bytes& packed, int64_t n) {
+    return registers<Width, 4>(packed, n, [](const auto& words, int i, auto& a) {
+      if constexpr (Width == 3) {
+        bytes::fragments(words, i, a);
+      } else {
+        bytes::fragments<Width, Apart>(words.word, i, a);
+      }
+    });
+  });
+  m.def((name + "_form").c_str(), [] {
+    using Parts = bytes::Parts<Width, Apart>;
+    py::list places, low;
+    for (int f = 0; f < 8; ++f) places.append(bytes::Order<Apart>::place(f));
+    for (int i = 0; i < 4; ++i) {
+      const int width = Parts::kWidest, sum = Parts::sum(width, i);
+      low.append(py::make_tuple(Parts::bit(width, sum, 0), Parts::bit(width, sum, 1)));
+    }
+    return py::make_tuple(places, low);
+  });
+}
+
 template <int Exponent, int Mantissa>
 void define_float(py::module_& m) {
   const std::string name = "e" + std::to_string(Exponent) + "m" + std::to_string(Mantissa);
@@ -74,9 +100,6 @@ PYBIND11_MODULE(fragments, m) {
   define_float<1, 1>(m), define_float<2, 1>(m), define_float<2, 2>(m), define_float<3, 1>(m);
   define_float<2, 3>(m), define_float<3, 2>(m), define_float<3, 3>(m), define_float<4, 2>(m);
   define_float<4, 3>(m), define_float<5, 2>(m);
-  m.def("bytes3", [](const Bytes& packed, int64_t n, bool odd) {
-    return registers<3, 2>(packed, n, [odd](const auto& words, int i, auto& a) {
-      odd ? bytes::fragments<3, true>(words, i, a) : bytes::fragments<3, false>(words, i, a);
-    });
-  });
+  define_bytes<1, 1>(m), define_bytes<1, 4>(m), define_bytes<2, 1>(m), define_bytes<2, 2>(m), define_bytes<2, 4>(m);
+  define_bytes<3, 2>(m), define_bytes<4, 1>(m), define_bytes<4, 2>(m), define_bytes<4, 4>(m), define_bytes<8, 1>(m);
 }

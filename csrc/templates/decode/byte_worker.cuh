@@ -25,23 +25,32 @@ struct ByteWorker {
   using Ring = typename Feed::Ring;
   static constexpr bool kZeros = Form::kZeros, kFine = Form::kFine;
   static constexpr int kUnits = Form::kUnits, kSets = Form::kSets;
-  using X = Digits<Act, Tile, bytes::kMerged<Weight::kBits>, kUnits>;
   static constexpr bool kFloat = false;
   static constexpr int kBits = Weight::kBits, kTokens = Tile::kTokens, kRows = Ring::kRows;
   static constexpr int kPhases = kFine ? 1 : 4 / kTokens;                        // steps in a product
   static constexpr int kTurn = kPhases > Ring::kSteps ? kPhases : Ring::kSteps;  // steps in which stages and these meet
+  static constexpr bool kManyStages = kPhases > Ring::kSteps;                    // that a product takes
   static_assert(kUnits <= kMostUnits<Weight, Tile>);
   static constexpr bool kLookedUp = bytes::kLookedUp<Weight>;
+  // How far apart the fragments of an operand are. Why not lifted: registers of 1 bit with two tokens, and of 6 with
+  // fine groups; 5 bits have one field in five that would gain.
+  static constexpr int kApart = kBits == 1   ? (kTokens == 2 ? 1 : 4)
+                                : kBits <= 3 ? 2
+                                : kBits == 6 ? (kFine ? 1 : 2)
+                                : kBits == 7 ? 4
+                                             : 1;
+  using Order = bytes::Order<kApart>;
+  using X = Digits<Act, Tile, Order, kUnits>;
   using Table = bytes::Table<Weight>;
-  using Parts = std::conditional_t<kLookedUp, bytes::LookedUpParts, bytes::Parts<kBits, true>>;
-  // Merged: whole codes are made of planes, of an even fragment and the next at once; lifted: the latter stay higher.
-  static constexpr bool kMerged = bytes::kMerged<kBits>, kLifted = kMerged && !kLookedUp;
-
+  using Parts = std::conditional_t<kLookedUp, bytes::LookedUpParts, bytes::Parts<kBits, kApart>>;
+  // Whether the stage after those under way is asked for before the codes of this one. Why not always: it takes as long
+  // as these need to come. Why there: they have few stages, and more bytes to wait for.
+  static constexpr bool kFetchFirst = kTokens == 4 && kBits > 3;
   // Whether it keeps what the problem says of scales. Why not there: registers run out.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
   static constexpr bool kHolds = kBits > 1 || kTokens < 4;
 #else
-  static constexpr bool kHolds = true;
+  static constexpr bool kHolds = kBits > 1 || kTokens == 1 || !kZeros;
 #endif
 
   // What it hands in: items of kFloats, kItems a tile.
@@ -50,9 +59,10 @@ struct ByteWorker {
 
   const Position& at;
   const Problem& p;
-  const uint32_t zeros;  // in shared memory: bytes of 0
-  uint32_t row, entry;   // where this lane's digits of a slice begin, and its exponents and sums
-  uint32_t scale_at;     // its word of a step's scales, of the first set
+  uint32_t zeros;       // in shared memory: bytes of 0
+  uint32_t row, entry;  // where this lane's digits of a slice begin, and its exponents and sums
+  uint32_t row_step;    // how far the digits of the next step are
+  uint32_t scale_at;    // in a stage: its word of scales, of the first product and set
   float zero_base;
   int bf16_scales;
   Table table;
@@ -62,14 +72,15 @@ struct ByteWorker {
   __device__ ByteWorker(const Position& position, uint32_t zeros_at, uint32_t x_at, uint32_t table_at)
       : at(position), p(position.p), zeros(zeros_at) {
     const int begin = at.first_step - at.block_step(at.rank), column = at.lane / 4, t = at.lane % 4;
-    const int unit = kFine ? t : 0, shift = kFine ? p.group_shift - Form::kUnitShift : 0;
-    entry = table_at + ((begin + scale_phase()) * kTokens + t % kTokens) * kTableBytes + unit * 8;
-    scale_at = (unit >> shift << shift) * 32 + at.lane / 4 * 4;
+    const int unit = kFine ? t : scale_phase() % Ring::kSteps, shift = kFine ? p.group_shift - Form::kUnitShift : 0;
+    entry = table_at + ((begin + scale_phase()) * kTokens + t % kTokens) * kTableBytes + (kFine ? unit * 8 : 0);
+    scale_at = Ring::kScales + (unit >> shift << shift) * 32 + at.lane / 4 * 4;
     // Why min: tokens that don't exist read the last one; their sums are never stored.
     const int token = min(column / 2 % kTokens, tokens() - 1);
     row = x_at + ((begin + read_phase()) * tokens() + token) * kRowBytes + column % 2 * 64 + t * 16;
+    row_step = tokens() * kRowBytes;
     zero_base = p.zero_base, bf16_scales = p.bf16_scales;
-    if (kFine) ptx::hold(scale_at);
+    ptx::hold(zeros), ptx::hold(scale_at);
     ptx::hold(row), ptx::hold(entry);
     if (kHolds) ptx::hold(zero_base), ptx::hold(bf16_scales);
     clear_sums();
@@ -92,60 +103,43 @@ struct ByteWorker {
   }
 
   // ---- products ----------------------------------------------------------------------------------------------------
-  // The part of fragments 2i and 2i + 1 of a plane that begins with part `first`.
+  // Multiplies planes of up to `Width` bits.
   template <int Width>
-  static __device__ __forceinline__ constexpr int part_of(int first, int i) {
-    return Width == 1 && i % 2 ? first + 1 : first;
+  __device__ __forceinline__ void multiply_planes(const planes::Words<kBits> (&words)[kRows],
+                                                  const uint32_t (&digits)[8]) {
+    if constexpr (Width > 0) {
+      if constexpr ((kBits & Width) != 0) {
+        constexpr int kFrom = 2 * layout::plane_low(kBits, Width), kFirst = Parts::first(Width);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
+            uint32_t a[4];
+            if constexpr (kLookedUp) {
+              table.fragments(words[r].word, i, a);
+            } else {
+              bytes::fragments<Width, kApart>(words[r].word + kFrom, i, a);
+            }
+            ptx::mma_bytes(sums[r][i * kSets / 4][kFirst + Parts::sum(Width, i)], a, digits[2 * i], digits[2 * i + 1]);
+          }
+      }
+      multiply_planes<Width / 2>(words, digits);
+    }
   }
 
-  // Multiplies the plane of one width, whose sums begin with part First.
-  template <int Width, int First>
-  __device__ __forceinline__ void multiply_plane(uint32_t stage, int step, const uint32_t (&digits)[8]) {
-    uint32_t words[kRows][2 * Width];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r)
-      load_plane<Width>(stage + r * Ring::kTileBytes + step * 256 * Width, at.lane, words[r]);
+  // The same of codes of 3 bits, which are put together.
+  __device__ __forceinline__ void multiply_merged(const planes::Words<3> (&words)[kRows], const uint32_t (&digits)[8]) {
+    uint32_t a[kRows][2][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        uint32_t a[4];
-        if constexpr (kLookedUp) {
-          table.fragments(words[r], i, a);
-        } else {
-          bytes::fragments<Width, true>(words[r], i, a);
+        if constexpr (!kLookedUp) {
+          bytes::fragments(words[r], i, a[r][i % 2]);
+        } else if (i % 2 == 0) {
+          table.fragments(words[r], i / 2, a[r][0], a[r][1]);
         }
-        ptx::mma_bytes(sums[r][i * kSets / 4][part_of<Width>(First, i)], a, digits[2 * i], digits[2 * i + 1]);
-      }
-  }
-
-  template <int Width, int First>
-  __device__ __forceinline__ void multiply(uint32_t stage, int step, const uint32_t (&digits)[8]) {
-    if constexpr (Width > 0) {
-      constexpr bool kHas = (kBits & Width) != 0;
-      if constexpr (kHas) multiply_plane<Width, First>(stage, step, digits);
-      multiply<Width / 2, First + kHas>(stage + kHas * Ring::kSteps * 256 * Width, step, digits);
-    }
-  }
-
-  // The same of codes whose planes are put together.
-  __device__ __forceinline__ void multiply_merged(uint32_t stage, int step, const uint32_t (&digits)[8]) {
-    planes::Words<kBits> words[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) load_words<Ring::kSteps>(stage + r * Ring::kTileBytes, step, at.lane, words[r]);
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        uint32_t even[4], odd[4];
-        if constexpr (kLookedUp) {
-          table.fragments(words[r], i, even, odd);
-        } else {
-          bytes::fragments<kBits, false>(words[r], i, even);
-        }
-        ptx::mma_bytes(sums[r][0][kLifted], even, digits[4 * i], digits[4 * i + 1]);
-        if constexpr (!kLookedUp) bytes::fragments<kBits, true>(words[r], i, odd);
-        ptx::mma_bytes(sums[r][0][0], odd, digits[4 * i + 2], digits[4 * i + 3]);
+        ptx::mma_bytes(sums[r][0][Parts::sum(2, i)], a[r][i % 2], digits[2 * i], digits[2 * i + 1]);
       }
   }
 
@@ -157,19 +151,18 @@ struct ByteWorker {
         digits[unit] = ptx::load_shared((at.lane / 8 == unit % 4 ? row : zeros) + unit / 4 * 128 + unit % 4 * 4);
         continue;
       }
-      const uint32_t from = (at.lane / 8 == unit ? row : zeros) + unit / 2 * 128;
-      uint32_t* to = digits + unit / 2 * 4;
-      if constexpr (kMerged) {  // even fragments come first
-        to[unit % 2] = ptx::load_shared(from + unit % 2 * 4);
-        to[2 + unit % 2] = ptx::load_shared(from + 8 + unit % 2 * 4);
-      } else {
-        ptx::load_shared(from + unit % 2 * 8, to[unit % 2 * 2], to[unit % 2 * 2 + 1]);
+      const uint32_t from = at.lane / 8 == unit ? row : zeros;
+#pragma unroll
+      for (int f = 2 * unit; f < 2 * unit + 2; ++f) {
+        const int place = Order::place(f);
+        digits[place] = ptx::load_shared(from + place / 4 * 128 + place % 4 * 4);
       }
     }
   }
 
-  // row: where this lane's digits are.
-  __device__ __forceinline__ void run_step(uint32_t stage, int in_stage, uint32_t row) {
+  // row: where this lane's digits are; meanwhile: what to do while they come.
+  template <class Run>
+  __device__ __forceinline__ void run_step(uint32_t stage, int in_stage, uint32_t row, Run meanwhile) {
     uint32_t digits[8];
     if constexpr (kFine) {
       load_units(row, digits);
@@ -177,53 +170,61 @@ struct ByteWorker {
       ptx::load_shared(row, digits[0], digits[1], digits[2], digits[3]);
       ptx::load_shared(row + 128, digits[4], digits[5], digits[6], digits[7]);
     }
-    if constexpr (kMerged) {
-      multiply_merged(stage, in_stage, digits);
+    planes::Words<kBits> words[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) load_words<Ring::kSteps>(stage + r * Ring::kTileBytes, in_stage, at.lane, words[r]);
+    meanwhile();
+    if constexpr (kBits == 3) {
+      multiply_merged(words, digits);
     } else {
-      multiply<8, 0>(stage, in_stage, digits);
+      multiply_planes<8>(words, digits);
     }
   }
 
   // ---- scales ------------------------------------------------------------------------------------------------------
-  // total += scale * sums, then sums = 0. Of the phase that this lane sums: scales: its word of row tile 0; entry: its
-  // place in the table; used: whether its step is part of the slice.
-  __device__ __forceinline__ void finish(uint32_t scales, uint32_t entry, bool used) {
-#pragma unroll
-    for (int set = 0; set < kSets; ++set) finish_set(set, scales + set * (4 * 32), entry + set * (4 * 8), used);
-    clear_sums();
-  }
+  // This lane's words of a step: of each row tile.
+  struct Scales {
+    uint32_t scale[kRows] = {}, zero[kRows] = {};
 
-  __device__ __forceinline__ void finish_set(int set, uint32_t scales, uint32_t entry, bool used) {
+    __device__ __forceinline__ void load(uint32_t from) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        scale[r] = ptx::load_shared(from + r * Ring::kTileScales);
+        if (kZeros) zero[r] = ptx::load_shared(from + (kRows + r) * Ring::kTileScales);
+      }
+    }
+  };
+
+  // total += scale * sums, of one set. Scales: 0 where the step that this lane sums is none of the slice; entry: its
+  // place in the table.
+  __device__ __forceinline__ void finish(int set, const Scales& scales, uint32_t entry) {
     uint32_t words[2];
     ptx::load_shared(entry, words[0], words[1]);
-    const float unit = used ? __uint_as_float(words[0]) : 0.0f, x_sum = used ? __uint_as_float(words[1]) : 0.0f;
+    const float unit = __uint_as_float(words[0]), x_sum = __uint_as_float(words[1]);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const uint32_t from = scales + r * Ring::kTileScales;
-      // Why 0: what lies there was never written.
-      const float2 pair = unpack_pair(used ? ptx::load_shared(from) : 0, bf16_scales);
-      const float2 stored =
-          kZeros && used ? unpack_pair(ptx::load_shared(from + kRows * Ring::kTileScales), bf16_scales) : float2{};
+      const float2 pair = unpack_pair(scales.scale[r], bf16_scales);
+      const float2 stored = kZeros ? unpack_pair(scales.zero[r], bf16_scales) : float2{};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        constexpr float kOne[2] = {static_cast<float>(1 << Parts::bit(0, 0)),
-                                   static_cast<float>(1 << Parts::bit(0, 1))};
+        constexpr float kOne[2] = {static_cast<float>(1 << Parts::bit(Parts::kWidest, 0, 0)),
+                                   static_cast<float>(1 << Parts::bit(Parts::kWidest, 0, 1))};
         const float scale = h ? pair.y : pair.x, own_zero = h ? stored.y : stored.x;
         // Why both factors, of which one is 0: a choice would take twice the instructions.
         const float zero = kZeros ? fmaf(own_zero, p.zero_on_code, zero_base) : zero_base;
-        const auto value_of = [&](int part) {
-          int digits[2];
+        float value = 0.0f;
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            digits[i] = sums[r][set][part][2 * h + i];
-            if (kLifted) digits[i] += static_cast<int>(Parts::factor(1, h)) * sums[r][set][1][2 * h + i];
-          }
-          return static_cast<float>(digits[0] + 256 * digits[1]);
-        };
-        float value = value_of(0);
+        for (int width = 8; width >= 1; width /= 2) {
+          if (!(Parts::kWidths & width)) continue;
+          int digits[2] = {};
+          int counts = 1;
 #pragma unroll
-        for (int part = 1; part < (kLifted ? 1 : Parts::kCount); ++part)
-          value = fmaf(value_of(part), Parts::factor(part, h), value);
+          for (int sum = 0; sum < Parts::sums(width); ++sum, counts *= Parts::next(width))
+#pragma unroll
+            for (int i = 0; i < 2; ++i) digits[i] += counts * sums[r][set][Parts::first(width) + sum][2 * h + i];
+          const auto of_plane = static_cast<float>(digits[0] + 256 * digits[1]);
+          value = width == Parts::kWidest ? of_plane : fmaf(of_plane, Parts::factor(width, h), value);
+        }
         value = fmaf(-zero * kOne[h], x_sum, value);
         total[r][h] = fmaf(scale * unit, value, total[r][h]);
         if (kZeros) total[r][h] = fmaf(own_zero * (p.zero_on_value * kOne[h]) * unit, x_sum, total[r][h]);
@@ -232,25 +233,21 @@ struct ByteWorker {
   }
 
   // ---- a slice of kRows row tiles ----------------------------------------------------------------------------------
-  struct Place {
-    uint32_t stage, slot;  // in the ring: the stage that was read last; of its scales, counted in bytes
-  };
-  static __device__ __forceinline__ Place start(uint32_t ring) {
-    return {ring + (Ring::kDepth - 1) * Ring::kStageBytes, (Ring::kSlots - 1) * Ring::kSlotBytes};
+  static __device__ __forceinline__ uint32_t start(uint32_t ring) {
+    return ring + (Ring::kDepth - 1) * Ring::kStageBytes;  // the stage before the first
   }
 
-  __device__ __forceinline__ void next_stage(Place& place, Feed& feed) const {
-    place.stage += Ring::kStageBytes;
-    if (place.stage == feed.ring + Ring::kDepth * Ring::kStageBytes) place.stage = feed.ring;
-    place.slot = Ring::wrapped(place.slot + Ring::kSlotBytes);
+  // stage: that was read last, the one that is free now.
+  __device__ __forceinline__ void next_stage(uint32_t& stage, Feed& feed) const {
+    feed.to = stage;
+    stage += Ring::kStageBytes;
+    if (stage == feed.ring + Ring::kDepth * Ring::kStageBytes) stage = feed.ring;
     ptx::wait_groups<Ring::kDepth - 2>();
     __syncwarp();  // what other lanes fetched has come, and every lane is done with the stage before
-    feed.fetch();
   }
 
-  // place: the stage before the first.
-  __device__ __forceinline__ void run_tile(Place& place, Feed& feed) {
-    const int steps = at.end_step - at.first_step, reads = read_phase(), scales = scale_phase();
+  __device__ __forceinline__ void run_tile(uint32_t& stage, Feed& feed) {
+    const int steps = at.end_step - at.first_step, reads = read_phase(), sums_of = scale_phase();
     uint32_t entry = this->entry, row = this->row;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) total[r][0] = total[r][1] = 0.0f;
@@ -258,32 +255,44 @@ struct ByteWorker {
 
 #pragma unroll 1
     for (int turn = 0; turn < steps; turn += kTurn) {
-      const uint32_t first_slot = Ring::wrapped(place.slot + Ring::kSlotBytes);
+      Scales scales;
       uint32_t own = turn + reads < steps ? row : zeros;  // where there are phases
 #pragma unroll
       for (int i = 0; i < kTurn; ++i) {
+        const int phase = i % kPhases, first = i - phase;  // first: of the product
         // Steps past the slice multiply whatever the stage holds by x = 0.
-        if (i % Ring::kSteps == 0 && (i == 0 || turn + i < steps)) next_stage(place, feed);
+        const bool begins = i % Ring::kSteps == 0 && (i == 0 || turn + i < steps);  // a stage
+        if (begins) next_stage(stage, feed);
+        if (begins && kFetchFirst) feed.fetch();
+        const bool used = (kPhases == 1 && i == 0) || turn + first + sums_of < steps;
+        // Why here: the stage may be gone when the product is done.
+        if (kManyStages && phase % Ring::kSteps == 0 && sums_of / Ring::kSteps == phase / Ring::kSteps && used)
+          scales.load(stage + scale_at);
         // Why two ways: one for both compiles to more instructions, with 4 tokens up to 9% of the kernel.
         uint32_t from;
         if (kPhases > 1) {
-          from = reads == i % kPhases ? own : zeros;
+          from = reads == phase ? own : zeros;
         } else {
           from = i == 0 || turn + i < steps ? row : zeros;
-          row += tokens() * kRowBytes;
+          row += row_step;
         }
-        run_step(place.stage, i % Ring::kSteps, from);
-        if (i % kPhases != kPhases - 1) continue;
-        const int last = i + 1 - kPhases;
-        const bool used = (kPhases == 1 && i == 0) || turn + last + scales < steps;
-        // Steps of one turn lie in stages one after the other.
-        const uint32_t in_stage = (last + scales) % Ring::kSteps * (32 * kUnits) + (kFine ? scale_at : at.lane / 4 * 4);
-        const uint32_t slot = Ring::wrapped(first_slot + (last + scales) / Ring::kSteps * Ring::kSlotBytes);
-        finish(feed.ring + Ring::kDepth * Ring::kStageBytes + slot + in_stage, entry, used);
+        run_step(stage, i % Ring::kSteps, from, [&] {
+          if (begins && !kFetchFirst) feed.fetch();
+        });
+        if (phase != kPhases - 1) continue;
+#pragma unroll
+        for (int set = 0; set < kSets; ++set) {
+          if (!kManyStages) {
+            scales = Scales{};
+            if (used) scales.load(stage + scale_at + first % Ring::kSteps * (32 * kUnits) + set * (4 * 32));
+          }
+          finish(set, scales, (used ? entry : zeros) + set * (4 * 8));
+        }
+        clear_sums();
         entry += kPhases * kTokens * kTableBytes;
         if (kPhases > 1) {
-          row += kPhases * tokens() * kRowBytes;
-          own = turn + last + kPhases + reads < steps ? row : zeros;
+          row += kPhases * row_step;
+          own = turn + i + 1 + reads < steps ? row : zeros;
         }
       }
     }
@@ -312,7 +321,8 @@ struct ByteWorker {
   static __device__ __forceinline__ Spot spot(int item, int i) { return {item / kTokens + 8 * i, item % kTokens}; }
   // What a sum of a row is to be multiplied by, but for the step between codes.
   static __device__ __forceinline__ float unit(int row) {
-    constexpr float kUnit[2] = {1.0f / (1 << Parts::bit(0, 0)), 1.0f / (1 << Parts::bit(0, 1))};
+    constexpr float kUnit[2] = {1.0f / (1 << Parts::bit(Parts::kWidest, 0, 0)),
+                                1.0f / (1 << Parts::bit(Parts::kWidest, 0, 1))};
     return row < 8 ? kUnit[0] : kUnit[1];  // Why not by arithmetic: a division takes some 20 instructions
   }
 };

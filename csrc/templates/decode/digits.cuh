@@ -7,11 +7,12 @@
 // part of.
 //
 //   x       [step][token][kRowBytes]: digits, 0 beyond k; [64 k][low, high][t][4 fragments][k 2t, 2t+8, 2t+1, 2t+9],
-//           fragments in order or, where EvenFirst, as 0, 2, 1, 3
+//           fragments in the order of Order (bytes::Order)
 //   table   [step][Tile::kTokens][Units] pairs of floats: 2^e, and the sum of 256 * high + low of each of so many parts
 #pragma once
 #include <type_traits>
 
+#include "../dequant/bytes.cuh"
 #include "../ptx/async.cuh"
 #include "activations.cuh"
 #include "shape.cuh"
@@ -63,7 +64,7 @@ __device__ __forceinline__ int split_digits(const uint32_t* pairs, float inverse
 // What a lane does with x of its block: rows of 128 k, each brought by 8 lanes, a fragment each, or by 16 where there
 // are few: they are one chain of instructions then, which is shorter when more lanes share it. Where its first row
 // lies is found before the kernel before has ended.
-template <class Act, class Tile, bool EvenFirst, int Units>
+template <class Act, class Tile, class Order, int Units>
 struct Digits {
   const Position& at;
   const uint32_t table;
@@ -86,8 +87,8 @@ struct Digits {
         rows((at.block_step(at.rank + 1) - at.block_step(at.rank)) * tokens()),
         few(rows <= 2 * Tile::kWarps && at.p.k % 8 == 0),
         row(few ? at.warp * 2 + at.lane / 16 : at.warp * 4 + at.lane / 8) {
-    to = x + row * kRowBytes + fragment() / 4 * 128 + word() * 16 +
-         (EvenFirst ? fragment() % 2 * 2 + fragment() / 2 % 2 : fragment() % 4) * 4;
+    const int place = Order::place(fragment());
+    to = x + row * kRowBytes + place / 4 * 128 + word() * 16 + place % 4 * 4;
     first_k = at.block_step(at.rank) * kStepK + fragment() * 16 + word() * 2;
     step = quotient(row), token = row - step * tokens();
     row_steps = quotient(kRows), row_tokens = kRows - row_steps * tokens();

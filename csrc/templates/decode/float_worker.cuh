@@ -32,8 +32,9 @@ struct FloatWorker {
 
   // What it hands in: items of kFloats, kItems a tile; of each row, kLanes lanes do.
   static constexpr int kLanes = kTokens == 4 ? 2 : 1;
-  static constexpr int kFloats = 4, kItems = 8 * kLanes;
+  static constexpr int kFloats = kTokens == 1 ? 2 : 4, kItems = 8 * kLanes;
   static constexpr int kTableBytes = 0;  // nothing else is known of x
+  static constexpr bool kZeros = false;
 
   const Position& at;
   const Problem& p;
@@ -159,12 +160,10 @@ struct FloatWorker {
   // Calls store(item, floats) for what this lane found of row tile r.
   template <class Store>
   __device__ __forceinline__ void hand_in(int r, Store store) {
-    float values[4];
+    float values[kFloats];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      values[i] = total[r][i];
-      if (kTokens == 1) values[i] = i % 2 ? 0.0f : total[r][i] + total[r][i + 1];
-      if (kTokens == 1 && i % 2) continue;
+    for (int i = 0; i < kFloats; ++i) {
+      values[i] = kTokens == 1 ? total[r][2 * i] + total[r][2 * i + 1] : total[r][i];
 #pragma unroll
       for (int lanes = kLanes; lanes < 4; lanes *= 2) values[i] += __shfl_xor_sync(~0u, values[i], lanes);  // phases
     }
@@ -176,7 +175,8 @@ struct FloatWorker {
     int row, token;
   };
   static __device__ __forceinline__ Spot spot(int item, int i) {
-    return {item / kLanes + i / 2 * 8, item % kLanes * 2 + i % 2};
+    constexpr int kEach = kFloats / 2;  // of a row
+    return {item / kLanes + i / kEach * 8, item % kLanes * kEach + i % kEach};
   }
   // What a sum of a row is to be multiplied by, but for the step between codes.
   static __device__ __forceinline__ float unit(int row) {

@@ -2,8 +2,8 @@
 //
 // Tile i of row group r of a block belongs to the block of rank (r * pass_tiles + i) % cluster, which finds in its
 // shared memory [owned tile][slice][item][float]: what lanes of a worker handed in (Worker::kItems, kFloats and spot).
-// kShare threads add up an item of every slice. Barrier: where there are more blocks, one for even passes and one for
-// odd.
+// A thread adds up kOwn floats of every slice, and stores them. Barrier: where there are more blocks, one for even
+// passes and one for odd.
 #pragma once
 #include "../epilogue.cuh"
 #include "../ptx/async.cuh"
@@ -16,20 +16,24 @@ namespace lowbit::decode {
 template <class Worker>
 constexpr int kSumBytes = Worker::kItems * Worker::kFloats * 4;
 
+// Of an item, that one thread adds up.
+template <class Worker>
+constexpr int kOwnFloats = Worker::kTokens < 4 ? 1 : Worker::kFloats;
+
 template <class Act, class Worker, class Tile>
 struct Meeting {
   static constexpr int kItems = Worker::kItems, kFloats = Worker::kFloats;
-  // Threads that add up an item's sums, each those of its part of the slices, and store a float each. Why: of few
-  // tokens one warp does all of it, a chain of instructions. Why not of more: what more warps do takes other warps'
-  // time, and large products have many passes.
-  static constexpr int kShare = kFloats <= 4 / Tile::kTokens ? 4 / Tile::kTokens : 1;
-  static constexpr int kOwn = kShare == 1 ? kFloats : 1;  // floats that a thread stores
+  // Floats that a thread adds up and stores, and how many such threads an item has. Why one: of few tokens one warp
+  // does all of it, a chain of instructions. Why more of four tokens: each pass does it again, and there are threads
+  // enough.
+  static constexpr int kOwn = kOwnFloats<Worker>, kThreads = kFloats / kOwn;
   // Whether y of the first item is found while x is on its way. Why not of more tokens: registers.
   static constexpr bool kAims = Tile::kTokens == 1;
+  // Whether it keeps what the problem says of it. Why not there: registers run out.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-  static constexpr bool kHolds = Worker::kBits > 1 || Tile::kTokens == 1;  // Why: else registers run out there
+  static constexpr bool kHolds = Worker::kBits > 1 || Tile::kTokens == 1;
 #else
-  static constexpr bool kHolds = true;
+  static constexpr bool kHolds = Worker::kBits > 1 || Tile::kTokens == 1 || !Worker::kZeros;
 #endif
 
   // Of an owned tile: where its sums from the first slice lie, from those of the pass on; tile: in pass 0.
@@ -61,7 +65,7 @@ struct Meeting {
         pass_tiles(p.pass_tiles),
         bytes(p.meeting_bytes) {
     const int slots = (Tile::kWarps >> warps_k_shift) * pass_tiles;
-    owned = ((slots - at.rank + (1 << cluster_shift) - 1) >> cluster_shift) * (kItems * kShare);
+    owned = ((slots - at.rank + (1 << cluster_shift) - 1) >> cluster_shift) * (kItems * kThreads);
     if (!kHolds) return;
     first = find(threadIdx.x);
     ptx::hold(sums), ptx::hold(met), ptx::hold(cluster_shift), ptx::hold(warps_k_shift), ptx::hold(pass_tiles);
@@ -69,16 +73,17 @@ struct Meeting {
     ptx::hold(first.from), ptx::hold(first.number), ptx::hold(first.tile), ptx::hold(first.end_tile);
   }
 
-  __device__ __forceinline__ int part() const { return threadIdx.x % kShare; }  // of an item's threads
+  // Where this thread's floats of an item begin.
+  __device__ __forceinline__ int own_floats() const { return threadIdx.x % kThreads * kOwn; }
 
   // The item of thread i of those that have one.
   __device__ __forceinline__ Item find(int i) const {
-    const int own = i / (kItems * kShare), number = i / kShare % kItems, slot = (own << cluster_shift) + at.rank;
+    const int own = i / (kItems * kThreads), number = i / kThreads % kItems, slot = (own << cluster_shift) + at.rank;
     const int group =
         static_cast<int>((static_cast<float>(slot) + 0.5f) * ptx::reciprocal(static_cast<float>(pass_tiles)));
     const int row_group = at.row_group(group);
     const int from = ((own << (cluster_shift + warps_k_shift)) * kItems + number) * (kFloats * 4);
-    return {from + part() * kSumBytes<Worker>, number, p.row_groups(row_group) + slot - group * pass_tiles,
+    return {from + own_floats() * 4, number, p.row_groups(row_group) + slot - group * pass_tiles,
             p.row_groups(row_group + 1)};
   }
 
@@ -91,7 +96,7 @@ struct Meeting {
   // Tells the barrier of a cluster what will come; before this block hands in anything for the pass.
   __device__ __forceinline__ void expect(int pass) const {
     if (cluster_shift && threadIdx.x == 0)
-      ptx::barrier_expect(barrier(pass), owned / kShare * (kFloats * 4) << (cluster_shift + warps_k_shift));
+      ptx::barrier_expect(barrier(pass), owned * (kOwn * 4) << (cluster_shift + warps_k_shift));
   }
 
   // A warp's sums of row tile r of those side by side, which is tile i of the pass; every warp hands in something for
@@ -115,10 +120,10 @@ struct Meeting {
     const int tile = item.tile + pass * pass_tiles, m = Tile::kTokens == 1 ? 1 : p.m;
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
-      const auto spot = Worker::spot(item.number, kShare == 1 ? j : part());
+      const auto spot = Worker::spot(item.number, own_floats() + j);
       const int n = tile * 16 + spot.row;
       target.to[j] = nullptr;
-      if (part() >= kFloats || tile >= item.end_tile || n >= p.n || spot.token >= m) continue;
+      if (tile >= item.end_tile || n >= p.n || spot.token >= m) continue;
       target.to[j] = static_cast<Act*>(p.y) + (Tile::kTokens == 1 ? n : spot.token * p.y_stride + n);
       target.factor[j] = row_factor(p, n, p.step * Worker::unit(spot.row));
       target.bias[j] = p.bias ? load_bias(p.bias, p.bias_type, n) : 0.0f;
@@ -135,6 +140,24 @@ struct Meeting {
     aimed.to[0] = reinterpret_cast<Act*>(to);
   }
 
+  // Adds what kSlices slices found, one after the other.
+  template <int kSlices>
+  static __device__ __forceinline__ void add_up(uint32_t from, float (&value)[kOwn]) {
+    float more[kSlices][kOwn];
+#pragma unroll
+    for (int s = 0; s < kSlices; ++s) {
+      if constexpr (kOwn == 1) {
+        more[s][0] = __uint_as_float(ptx::load_shared(from + s * kSumBytes<Worker>));
+      } else {
+        ptx::load_shared(from + s * kSumBytes<Worker>, more[s]);
+      }
+    }
+#pragma unroll
+    for (int s = 0; s < kSlices; ++s)
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j) value[j] += more[s][j];
+  }
+
   // Waits for all that was handed in, and stores this block's tiles of the pass.
   __device__ __forceinline__ void finish(int pass) const {
     // Why before the wait: numbers are found, and biases brought, while sums are on their way.
@@ -145,39 +168,23 @@ struct Meeting {
     } else {
       __syncthreads();
     }
-    const int splits = 1 << (cluster_shift + warps_k_shift);
+    const int slices = 1 << (cluster_shift + warps_k_shift);
 #pragma unroll 1
     for (int i = threadIdx.x; i < owned;) {
-      float value[kFloats] = {};
-      constexpr int kBatch = 8 / kShare;
+      float value[kOwn] = {};
+      const uint32_t from = place(pass) + item.from;
+      if (slices >= 8) {
 #pragma unroll 1
-      for (int s = 0; s < splits; s += kBatch * kShare) {
-        float more[kBatch][kFloats] = {};
-#pragma unroll
-        for (int b = 0; b < kBatch; ++b)
-          if (s + b * kShare + part() < splits)
-            ptx::load_shared(place(pass) + item.from + (s + b * kShare) * kSumBytes<Worker>, more[b]);
-#pragma unroll
-        for (int b = 0; b < kBatch; ++b)
-#pragma unroll
-          for (int j = 0; j < kFloats; ++j) value[j] += more[b][j];
-      }
-#pragma unroll
-      for (int lanes = 1; lanes < kShare; lanes *= 2)
-#pragma unroll
-        for (int j = 0; j < kFloats; ++j) value[j] += __shfl_xor_sync(~0u, value[j], lanes);
-      float own[kOwn] = {value[0]};
-#pragma unroll
-      for (int j = 1; j < kFloats; ++j) {
-        if constexpr (kShare == 1) {
-          own[j] = value[j];
-        } else {
-          if (part() == j) own[0] = value[j];
-        }
+        for (int s = 0; s < slices; s += 8) add_up<8>(from + s * kSumBytes<Worker>, value);
+      } else if (slices == 4) {
+        add_up<4>(from, value);
+      } else {
+#pragma unroll 1
+        for (int s = 0; s < slices; ++s) add_up<1>(from + s * kSumBytes<Worker>, value);
       }
 #pragma unroll
       for (int j = 0; j < kOwn; ++j)
-        if (target.to[j]) *target.to[j] = static_cast<Act>(fmaf(own[j], target.factor[j], target.bias[j]));
+        if (target.to[j]) *target.to[j] = static_cast<Act>(fmaf(value[j], target.factor[j], target.bias[j]));
       i += Tile::kThreads;
       if (i >= owned) break;
       item = find(i);

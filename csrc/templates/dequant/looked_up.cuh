@@ -13,10 +13,14 @@
 
 namespace lowbit::bytes {
 
-// The sums of looked-up bytes: those of both row halves lie at bit 0.
+// The sums of looked-up bytes (Parts, bytes.cuh): those of both row halves lie at bit 0.
 struct LookedUpParts {
-  static constexpr int kCount = 1;
-  static __host__ __device__ constexpr int bit(int, int) { return 0; }
+  static constexpr int kWidths = 8, kWidest = 8, kCount = 1;
+  static __host__ __device__ constexpr int sums(int) { return 1; }
+  static __host__ __device__ constexpr int first(int) { return 0; }
+  static __host__ __device__ constexpr int sum(int, int) { return 0; }
+  static __host__ __device__ constexpr int bit(int, int, int) { return 0; }
+  static __host__ __device__ constexpr int next(int) { return 1; }
   static __host__ __device__ constexpr float factor(int, int) { return 1.0f; }
 };
 
