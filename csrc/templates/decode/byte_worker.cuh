@@ -143,33 +143,11 @@ struct ByteWorker {
       }
   }
 
-  // Digits of the unit whose columns this lane has, 0 for the others.
-  __device__ __forceinline__ void load_units(uint32_t row, uint32_t (&digits)[8]) const {
-#pragma unroll
-    for (int unit = 0; unit < kUnits; ++unit) {
-      if constexpr (kUnits == 8) {
-        digits[unit] = ptx::load_shared((at.lane / 8 == unit % 4 ? row : zeros) + unit / 4 * 128 + unit % 4 * 4);
-        continue;
-      }
-      const uint32_t from = at.lane / 8 == unit ? row : zeros;
-#pragma unroll
-      for (int f = 2 * unit; f < 2 * unit + 2; ++f) {
-        const int place = Order::place(f);
-        digits[place] = ptx::load_shared(from + place / 4 * 128 + place % 4 * 4);
-      }
-    }
-  }
-
   // row: where this lane's digits are; meanwhile: what to do while they come.
   template <class Run>
   __device__ __forceinline__ void run_step(uint32_t stage, int in_stage, uint32_t row, Run meanwhile) {
     uint32_t digits[8];
-    if constexpr (kFine) {
-      load_units(row, digits);
-    } else {
-      ptx::load_shared(row, digits[0], digits[1], digits[2], digits[3]);
-      ptx::load_shared(row + 128, digits[4], digits[5], digits[6], digits[7]);
-    }
+    X::load(row, zeros, at.lane, digits);
     planes::Words<kBits> words[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) load_words<Ring::kSteps>(stage + r * Ring::kTileBytes, in_stage, at.lane, words[r]);

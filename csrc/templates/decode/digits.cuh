@@ -201,6 +201,28 @@ struct Digits {
     }
   }
 
+  // A lane's digits of a step; row: where its column's begin. Of units those whose columns it has, of others 0.
+  static __device__ __forceinline__ void load(uint32_t row, uint32_t zeros, int lane, uint32_t (&digits)[8]) {
+    if constexpr (Units == 1) {
+      ptx::load_shared(row, digits[0], digits[1], digits[2], digits[3]);
+      ptx::load_shared(row + 128, digits[4], digits[5], digits[6], digits[7]);
+      return;
+    }
+    constexpr int kEach = 8 / Units;  // fragments of a unit
+#pragma unroll
+    for (int unit = 0; unit < Units; ++unit) {
+      const uint32_t from = lane / 8 == unit % 4 ? row : zeros;
+      const int place = Order::place(kEach * unit);
+      if (kEach == 2 && Order::place(kEach * unit + 1) == place + 1) {
+        ptx::load_shared(from + place / 4 * 128 + place % 4 * 4, digits[place], digits[place + 1]);
+        continue;
+      }
+#pragma unroll
+      for (int f = kEach * unit; f < kEach * (unit + 1); ++f)
+        digits[Order::place(f)] = ptx::load_shared(from + Order::place(f) / 4 * 128 + Order::place(f) % 4 * 4);
+    }
+  }
+
   // Stores all that the warp brings, the first of which was asked for; the caller synchronizes.
   __device__ __forceinline__ void bring() {
     if (few) {
