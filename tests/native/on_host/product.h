@@ -6,6 +6,7 @@
 #include <string>
 
 #include "args.h"
+#include "on_host/guarded.h"
 #include "on_host/language.h"
 #include "templates/layout.cuh"
 #include "templates/types.cuh"
@@ -13,15 +14,6 @@
 namespace on_host {
 
 using namespace lowbit;
-
-// Zeros, from a multiple of 64 bytes on.
-template <class T>
-struct Tensor {
-  std::vector<T> raw;
-  T* data;
-  explicit Tensor(size_t count)
-      : raw(count + 64), data(reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(raw.data()) + 63) / 64 * 64)) {}
-};
 
 template <class T>
 uint16_t bits_of(float value, float* kept = nullptr) {
@@ -38,14 +30,14 @@ inline void* scratch(void*, int64_t bytes) { return scratches.emplace_back(bytes
 
 // What a kernel finds of x and of what kernels before wrote for it before those have ended: NaN.
 struct Hidden {
-  Tensor<uint16_t>& x;
+  Guarded<uint16_t>& x;
   const std::vector<uint16_t>& y;
   std::vector<uint16_t> kept_x, kept_y;
   std::vector<std::vector<uint8_t>> kept;
 
   void hide() {
-    kept_x = x.raw, kept_y = y, kept = scratches;
-    std::memset(x.raw.data(), 0xFF, x.raw.size() * 2);
+    kept_x.assign(x.data, x.data + x.count), kept_y = y, kept = scratches;
+    std::memset(x.data, 0xFF, x.bytes());
     for (auto& one : scratches) std::memset(one.data(), 0xFF, one.size());
   }
   // Nothing was written meanwhile.
@@ -55,7 +47,7 @@ struct Hidden {
       for (const uint8_t byte : scratches[i]) untouched &= byte == 0xFF;
       std::memcpy(scratches[i].data(), kept[i].data(), kept[i].size());
     }
-    x.raw = kept_x;
+    std::memcpy(x.data, kept_x.data(), x.bytes());
     if (!untouched) emulated::fail("a write before the kernel before has ended", 0);
   }
 };
@@ -103,8 +95,8 @@ struct Product {
   const layout::Packed packed;
   const int groups, stride, y_stride;
   const bool fractions;  // whether zeros have some: where differences have no more digits than x's type
-  Tensor<uint8_t> codes;
-  Tensor<uint16_t> scales, zeros, x;  // scales and zeros of fp32: two items
+  Guarded<uint8_t> codes;
+  Guarded<uint16_t> scales, zeros, x;  // scales and zeros of fp32: two items
   std::vector<double> weight, plain_x;
   std::vector<float> bias, factors, book;  // factors: of rows
   std::vector<uint16_t> y;
@@ -120,7 +112,7 @@ struct Product {
         fractions(c.kind == ZeroKind::kZero && c.m % 4 == 0 && (std::is_same<Act, __half>::value || kBits <= 5)),
         codes(packed.nbytes()),
         scales(size_t((c.n + 15) / 16) * groups * (c.scales == kFp32 ? 32 : 16)),
-        zeros(scales.raw.size()),
+        zeros(scales.count),
         x(size_t(c.m) * stride),
         weight(size_t(c.n) * c.k),
         plain_x(size_t(c.m) * c.k),
@@ -144,7 +136,7 @@ struct Product {
   }
 
   // A scale or zero, rounded to its type.
-  float put(const Tensor<uint16_t>& to, size_t at, float value) const {
+  float put(const Guarded<uint16_t>& to, size_t at, float value) const {
     if (c.scales == kFp32) {
       std::memcpy(to.data + 2 * at, &value, 4);
     } else {
