@@ -55,7 +55,7 @@ constexpr bool all_of(std::string_view names, Check check) {
 }
 
 constexpr bool known(const Feature* feature) { return feature != nullptr; }
-#define LOWBIT_ISA(name, features, condition) \
+#define LOWBIT_ISA(name, features, rows, condition) \
   static_assert(all_of(features, known), "cpu_isa.inc: " #name " has a feature that the table above lacks");
 #include "cpu_isa.inc"
 #undef LOWBIT_ISA
@@ -87,14 +87,14 @@ bool tile_permission() {
 }
 
 constexpr int kCount = 0
-#define LOWBIT_ISA(name, features, condition) +1
+#define LOWBIT_ISA(name, features, rows, condition) +1
 #include "cpu_isa.inc"
 #undef LOWBIT_ISA
     ;
 
 std::array<Isa, kCount> detect() {
   return {{
-#define LOWBIT_ISA(name, features, condition) {#name, features, all_of(features, has) && (condition)},
+#define LOWBIT_ISA(name, features, rows, condition) {#name, features, rows, all_of(features, has) && (condition)},
 #include "cpu_isa.inc"
 #undef LOWBIT_ISA
   }};

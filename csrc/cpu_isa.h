@@ -6,6 +6,7 @@ namespace lowbit {
 struct Isa {
   const char* name;
   const char* features;  // in the compiler's spelling, comma-separated
+  int rows;              // the fewest rows of x that its kernels take
   bool usable;           // CPU, operating system and condition of cpu_isa.inc agree
 };
 

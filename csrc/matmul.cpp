@@ -23,7 +23,7 @@ void matmul_out(const Tensor& x, const Tensor& codes, const Tensor& scales, cons
       check_weight(Layout::kCpu, kCpu, codes, scales, zeros, codebook, row_scales, n, k, weight, group_size, zero_kind);
   MatmulArgs args = check_product(w, kCpu, x, bias, out);
   check_act(act, args.x.type);
-  const KernelRow* row = find(current_isa(), kernel_type(w, weight), static_cast<int>(act));
+  const KernelRow* row = find(current_isa(), kernel_type(w, weight), static_cast<int>(act), args.x.m);
   STD_TORCH_CHECK(row != nullptr, "this build has no kernel for weight type ", weight,
                   w.codebook ? " and a codebook" : "", " with activation type ", act, " on ", isa(current_isa()).name,
                   " or a lower instruction set");

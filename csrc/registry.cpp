@@ -49,9 +49,10 @@ const Table* tables() {
 
 KernelRows kernel_rows() { return {std::begin(kRows), std::end(kRows) - 1}; }
 
-const KernelRow* find(int isa, int weight, int act) {
+const KernelRow* find(int isa, int weight, int act, int64_t rows) {
   if (isa < 0 || isa >= isa_count() || weight < 0 || weight >= kKernelTypes || act < 0 || act >= kActTypes)
     return nullptr;
+  while (isa + 1 < isa_count() && rows < lowbit::isa(isa).rows) ++isa;
   return tables()[isa][weight][act];
 }
 

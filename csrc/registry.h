@@ -20,9 +20,9 @@ struct KernelRows {
 
 KernelRows kernel_rows();
 
-// The kernel for isa (index into cpu_isa.inc), or of the next usable ISA below it that has one; null when this build
-// has none, or when an index is out of range. A table look-up.
-const KernelRow* find(int isa, int weight, int act);
+// The kernel for isa (index into cpu_isa.inc), or of the next usable ISA below it that has one and takes so few rows of
+// x; null when this build has none, or when an index is out of range. A table look-up.
+const KernelRow* find(int isa, int weight, int act, int64_t rows);
 
 }  // namespace lowbit
 

@@ -31,7 +31,7 @@ class Row:
     @property
     def unit(self) -> str:
         """The file that this kernel is instantiated in: few enough to link, many enough to compile side by side."""
-        part = unit_tag(self.weight) if self.family.unit_per_type else self.weight.bits
+        part = {"width": self.weight.bits, "type": unit_tag(self.weight), "all": "all"}[self.family.unit_of]
         return unit_name(self.family, self.variant, part, self.act)
 
     @property

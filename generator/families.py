@@ -36,7 +36,7 @@ class Family:
     template: tuple[str, ...]  # headers of a unit of kernels, in order; the last one has the algorithm
     args: str = "MatmulArgs"  # the struct of args.h that its kernels take
     shared: tuple[str, ...] = ()  # headers of the units that hold what kernels of all weights call; CUDA: Shared<>
-    unit_per_type: bool = False  # a unit holds one C++ type of weights, not one width: for kernels slow to compile
+    unit_of: str = "width"  # one "width", one C++ "type" where kernels are slow to compile, or "all" where they are not
 
     @property
     def library(self) -> str:
@@ -73,7 +73,7 @@ def families() -> tuple[Family, ...]:
             + token_tiles(1, weights=r"float[38].*", least_group=128)
             + token_tiles(2, 4, weights=r"u?int\d|float[348].*", least_group=128),
             template=("templates/decode.cuh",),
-            unit_per_type=True,
+            unit_of="type",
         ),
         Family(
             name="gemm_sm80",
@@ -82,7 +82,7 @@ def families() -> tuple[Family, ...]:
             + token_tiles(48, 96, archs=r"(?!90a).*", weights=r"u?int\d"),  # why not for all: a wheel's size
             template=("templates/gemm_sm80.cuh",),
             shared=("templates/gemm_sm80/add_parts.cuh",),
-            unit_per_type=True,
+            unit_of="type",
         ),
         Family(
             name="gemm_sm90",
@@ -93,7 +93,7 @@ def families() -> tuple[Family, ...]:
             + token_tiles(48, 96, 144, 160, 192, 208, archs="90a", weights=r"u?int\d", least_group=128),
             template=("templates/gemm_sm90.cuh",),
             shared=("templates/gemm_sm90/add_parts.cuh",),
-            unit_per_type=True,
+            unit_of="type",
         ),
-        Family("dequant", "cuda", (Variant("rows"),), ("templates/dequant_weight.cuh",), "DequantArgs"),
+        Family("dequant", "cuda", (Variant("rows"),), ("templates/dequant_weight.cuh",), "DequantArgs", unit_of="all"),
     )

@@ -28,7 +28,7 @@ def unit_tag(weight: WeightType) -> str:
 
 
 def unit_name(family: Family, variant: Variant, part: int | str, act: ActType | None = None) -> str:
-    """The file of a unit; ``part`` is its width in bits, a unit_tag, or ``shared``: what all weights need.
+    """The file of a unit; ``part`` is its width in bits, a unit_tag, ``all``, or ``shared``: what all weights need.
 
     On a CPU one file per variant, because each has its own compiler target; on CUDA one per activation type.
     """

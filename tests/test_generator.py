@@ -116,9 +116,9 @@ def test_every_cuda_kernel_is_in_manifest_registry_and_one_unit(out):
         lines.append(f"LOWBIT_{kernel['family'].upper()}({kernel['name']}, {', '.join(map(str, numbers))})")
     assert (out / "cuda_registry.inc").read_text().splitlines()[1:] == lines
     units = {kernel["name"]: kernel["unit"] for kernel in kernels}
-    # For each type of x: a unit per C++ type for each family of products (decode has some floats alone), one per width
-    # for dequant, one for the codebook of 4 bits.
-    assert len(set(units.values())) == 18 * 2 * 2 + 12 * 2 + 8 * 3 + 2
+    # For each type of x: a unit per C++ type for each family of products (decode has some floats alone), one for
+    # dequant, one for the codebook of 4 bits.
+    assert len(set(units.values())) == 18 * 2 * 2 + 12 * 2 + 3 + 2
     assert units["w4a16_decode_n1"] == units["wu4a16_decode_n4"] != units["wf4e2m1a16_decode_n1"]
     assert units["w4a16_gemm_sm90_n8"] == units["wu4a16_gemm_sm90_n128"] != units["w4a16_decode_n4"]
 

@@ -163,6 +163,7 @@ void copy_token(const Input& x, int64_t token, int64_t k, const FloatRows& out) 
     Simd::store(values + i, v);
   }
 }
+using CopyToken = void(const Input& x, int64_t token, int64_t k, const FloatRows& out);
 
 }  // namespace
 }  // namespace lowbit::cpu::LOWBIT_ISA_NS

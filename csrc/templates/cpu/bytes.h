@@ -165,9 +165,11 @@ void run_planes(const MatmulArgs& a, ByteForm form) {
       a,
       [&](const Input& input, int64_t t, const Planes& x) { quantize_token<P>(input, t, a.w.k, unit, form.offset, x); },
       [&](const Planes& x, int64_t token) {
-        if (a.x.m == 1) {
-          return run_streams<kStreams>(a, ceil_div(a.w.n, kRows), 1,
-                                       [&](const int64_t* row_block) { direct_planes<D, P>(a, x, row_block); });
+        if constexpr (kOneToken) {
+          if (a.x.m == 1) {
+            return run_streams<kStreams>(a, ceil_div(a.w.n, kRows), 1,
+                                         [&](const int64_t* row_block) { direct_planes<D, P>(a, x, row_block); });
+          }
         }
         run_panels(
             a, x, token, 1, add_back,

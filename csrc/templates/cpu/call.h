@@ -8,6 +8,13 @@
 namespace lowbit::cpu::LOWBIT_ISA_NS {
 namespace {
 
+// Whether kernels are called with M = 1. Those for tiles are not (cpu_isa.inc).
+#if defined(LOWBIT_ISA_TILES)
+constexpr bool kOneToken = false;
+#else
+constexpr bool kOneToken = true;
+#endif
+
 constexpr int64_t kPanelK = 2048;       // a multiple of 256, so that no group straddles two panels
 constexpr int64_t kPanelBlocks = 8;     // row blocks of a byte panel: 128 rows, 256 KiB
 constexpr int64_t kFloatPanelK = 1024;  // as floats: 64 rows, 256 KiB

@@ -129,8 +129,9 @@ void unpack_floats(const Weight& w, const FloatsPanel& panel, int64_t block_size
   }
 }
 
-template <class D, ActType A>
-void run_floats(const MatmulArgs& a, ByteForm form) {
+// copy: copy_token() of an activation type. Why no template argument: all else is the same code, compiled once.
+template <class D>
+void run_floats(const MatmulArgs& a, ByteForm form, CopyToken* copy) {
   form.offset = float_offset(D{}, form);
   const int64_t k_padded = round_up(a.w.k, kChunk);
   const int64_t block = block_size(a.w.group_size);
@@ -144,19 +145,21 @@ void run_floats(const MatmulArgs& a, ByteForm form) {
     const FloatRows x{tokens, k_padded, pitch, block, blocks, memory};
     const Input input = slab_of(a.x, token, tokens);
     auto prepare = [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) copy_token<A>(input, t, a.w.k, x);
+      for (int64_t t = begin; t < end; ++t) copy(input, t, a.w.k, x);
     };
     parallel(a.run, tokens, std::max<int64_t>(1, 32768 / k_padded), prepare);
 
-    if (a.x.m == 1) {
-      const bool scaled = a.w.zero_kind != ZeroKind::kNone || form.offset != 0;
-      return run_streams<kFloatStreams>(a, row_vectors, kParts, [&](const int64_t* row_vector) {
-        if (scaled) {
-          direct_floats<D, true>(a, x, form, row_vector);
-        } else {
-          direct_floats<D, false>(a, x, form, row_vector);
-        }
-      });
+    if constexpr (kOneToken) {
+      if (a.x.m == 1) {
+        const bool scaled = a.w.zero_kind != ZeroKind::kNone || form.offset != 0;
+        return run_streams<kFloatStreams>(a, row_vectors, kParts, [&](const int64_t* row_vector) {
+          if (scaled) {
+            direct_floats<D, true>(a, x, form, row_vector);
+          } else {
+            direct_floats<D, false>(a, x, form, row_vector);
+          }
+        });
+      }
     }
     const int64_t take = rows_a_task(row_vectors, kFloatPanelRows / Simd::kLanes, a.run.threads);
     auto task = [&](int64_t begin, int64_t end) {

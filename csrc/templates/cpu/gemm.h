@@ -20,12 +20,12 @@ void matmul(const MatmulArgs& a, ByteForm form) {
 #if defined(LOWBIT_ISA_BYTE_DOT)
     return run_planes<D, kPlanes<A>>(a, form);
 #endif
-  } else {
 #if defined(LOWBIT_ISA_TILES)
-    if constexpr (Uses<D>::kPairs)
-      if (a.x.m > 1) return run_pairs<D, A>(a);
+  } else if constexpr (Uses<D>::kPairs) {
+    return run_pairs<D, A>(a);
 #endif
-    return run_floats<D, A>(a, form);
+  } else {
+    return run_floats<D>(a, form, copy_token<A>);
   }
 }
 
