@@ -53,9 +53,16 @@ struct ByteWorker {
   static constexpr bool kHolds = kBits > 1 || kTokens == 1 || !kZeros;
 #endif
 
-  // What it hands in: items of kFloats, kItems a tile.
+  // What it hands in: items of kFloats, kItems a tile. Of phases a lane adds up what it keeps: kKept floats, of one row
+  // tile (kFolds); without phases it has an item of each.
   static constexpr int kFloats = 2, kItems = 8 * kTokens;
+  static constexpr bool kFolds = kTokens < 4;
+  static constexpr int kKept = kTokens == 1 || kRows == 1 ? 1 : 2;
   static constexpr int kTableBytes = 8 * kUnits;  // of a token at one step
+  // What a code counts for in the sums of rows g and g + 8.
+  static __host__ __device__ constexpr float one(int h) {
+    return static_cast<float>(1 << Parts::bit(Parts::kWidest, 0, h));
+  }
 
   const Position& at;
   const Problem& p;
@@ -63,7 +70,8 @@ struct ByteWorker {
   uint32_t row, entry;  // where this lane's digits of a slice begin, and its exponents and sums
   uint32_t row_step;    // how far the digits of the next step are
   uint32_t scale_at;    // in a stage: its word of scales, of the first product and set
-  float zero_base;
+  int steps;            // of the slice
+  float zero_base[2];   // without stored zeros what it takes from sums of x, of rows g and g + 8
   int bf16_scales;
   Table table;
   int sums[kRows][kSets][Parts::kCount][4];
@@ -79,11 +87,23 @@ struct ByteWorker {
     const int token = min(column / 2 % kTokens, tokens() - 1);
     row = x_at + ((begin + read_phase()) * tokens() + token) * kRowBytes + column % 2 * 64 + t * 16;
     row_step = tokens() * kRowBytes;
-    zero_base = p.zero_base, bf16_scales = p.bf16_scales;
+    steps = at.end_step - at.first_step;
+    for (int h = 0; h < 2; ++h) zero_base[h] = kZeros ? p.zero_base : -p.zero_base * one(h);
+    bf16_scales = p.bf16_scales;
     ptx::hold(zeros), ptx::hold(scale_at);
     ptx::hold(row), ptx::hold(entry);
-    if (kHolds) ptx::hold(zero_base), ptx::hold(bf16_scales);
-    clear_sums();
+    ptx::hold(steps);
+    if (kHolds) {
+      const int zero = ptx::always_zero();
+      ptx::hold_common(zero_base[0], zero), ptx::hold_common(bf16_scales, zero);
+      if (!kZeros) ptx::hold_common(zero_base[1], zero);
+    }
+    clear_sums(), clear_total();
+  }
+
+  __device__ __forceinline__ void clear_total() {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) total[r][0] = total[r][1] = 0.0f;
   }
 
   __device__ __forceinline__ int tokens() const { return kTokens == 1 ? 1 : p.m; }
@@ -185,11 +205,9 @@ struct ByteWorker {
       const float2 stored = kZeros ? unpack_pair(scales.zero[r], bf16_scales) : float2{};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        constexpr float kOne[2] = {static_cast<float>(1 << Parts::bit(Parts::kWidest, 0, 0)),
-                                   static_cast<float>(1 << Parts::bit(Parts::kWidest, 0, 1))};
         const float scale = h ? pair.y : pair.x, own_zero = h ? stored.y : stored.x;
         // Why both factors, of which one is 0: a choice would take twice the instructions.
-        const float zero = kZeros ? fmaf(own_zero, p.zero_on_code, zero_base) : zero_base;
+        const float zero = kZeros ? -one(h) * fmaf(own_zero, p.zero_on_code, zero_base[0]) : zero_base[h];
         float value = 0.0f;
 #pragma unroll
         for (int width = 8; width >= 1; width /= 2) {
@@ -203,9 +221,9 @@ struct ByteWorker {
           const auto of_plane = static_cast<float>(digits[0] + 256 * digits[1]);
           value = width == Parts::kWidest ? of_plane : fmaf(of_plane, Parts::factor(width, h), value);
         }
-        value = fmaf(-zero * kOne[h], x_sum, value);
+        value = fmaf(zero, x_sum, value);
         total[r][h] = fmaf(scale * unit, value, total[r][h]);
-        if (kZeros) total[r][h] = fmaf(own_zero * (p.zero_on_value * kOne[h]) * unit, x_sum, total[r][h]);
+        if (kZeros) total[r][h] = fmaf(own_zero * (p.zero_on_value * one(h)) * unit, x_sum, total[r][h]);
       }
     }
   }
@@ -225,14 +243,14 @@ struct ByteWorker {
   }
 
   __device__ __forceinline__ void run_tile(uint32_t& stage, Feed& feed) {
-    const int steps = at.end_step - at.first_step, reads = read_phase(), sums_of = scale_phase();
+    const int reads = read_phase(), sums_of = scale_phase();
     uint32_t entry = this->entry, row = this->row;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) total[r][0] = total[r][1] = 0.0f;
+    clear_total();
     table.load(zeros + Map<Ring, Tile>::kTable);
 
+    int turn = 0;
 #pragma unroll 1
-    for (int turn = 0; turn < steps; turn += kTurn) {
+    do {
       Scales scales;
       uint32_t own = turn + reads < steps ? row : zeros;  // where there are phases
 #pragma unroll
@@ -273,22 +291,47 @@ struct ByteWorker {
           own = turn + i + 1 + reads < steps ? row : zeros;
         }
       }
-    }
+      turn += kTurn;
+    } while (turn < steps);
   }
 
   // ---- sums that meet ----------------------------------------------------------------------------------------------
-  // Calls store(item, floats) for what this lane found of row tile r.
+  // Which row tile and where in its sums a lane's kept floats are of.
+  struct Kept {
+    int tile, float_number;
+  };
+  static __device__ __forceinline__ Kept kept(int lane) {
+    const int t = lane % 4, first = t / kTokens % 2, second = kTokens == 1 ? t / 2 : 0;  // halves that it kept
+    const int item = lane / 4 * kTokens + t % kTokens;
+    return {kRows == 2 ? first : 0, item * kFloats + (kRows == 2 ? second : first)};
+  }
+
+  // Calls store(tile, float number, floats) for what this lane hands in.
   template <class Store>
-  __device__ __forceinline__ void hand_in(int r, Store store) {
-    if constexpr (kTokens == 4) {
-      store(at.lane, total[r]);
+  __device__ __forceinline__ void hand_in(Store store) const {
+    if constexpr (!kFolds) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) store(r, at.lane * kFloats, total[r]);
     } else {
-      float both[2] = {total[r][0], total[r][1]};
+      float values[2 * kRows];
 #pragma unroll
-      for (int lanes = kTokens; lanes < 4; lanes *= 2)  // phases
+      for (int i = 0; i < 2 * kRows; ++i) values[i] = total[i / 2][i % 2];
+      int count = 2 * kRows;
 #pragma unroll
-        for (int h = 0; h < 2; ++h) both[h] += __shfl_xor_sync(~0u, both[h], lanes);
-      if (at.lane % 4 < kTokens) store(at.lane / 4 * kTokens + at.lane % 4, both);
+      for (int lanes = kTokens; lanes < 4; lanes *= 2) {
+        // A lane keeps one half and gives its neighbour the other.
+        const bool upper = (at.lane & lanes) != 0;
+        const int half = count / 2;
+#pragma unroll
+        for (int i = 0; i < (half ? half : 1); ++i) {
+          const float own = half && upper ? values[half + i] : values[i];
+          values[i] = own + __shfl_xor_sync(~0u, half && !upper ? values[half + i] : values[i], lanes);
+        }
+        if (half) count = half;
+      }
+      const float (&found)[kKept] = reinterpret_cast<const float (&)[kKept]>(values);
+      const Kept own = kept(at.lane);
+      if (kRows == 2 || kTokens == 2 || at.lane % 4 < 2) store(own.tile, own.float_number, found);
     }
   }
 

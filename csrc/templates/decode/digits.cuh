@@ -61,113 +61,108 @@ __device__ __forceinline__ int split_digits(const uint32_t* pairs, float inverse
   return lows + 256 * highs;
 }
 
-// What a lane does with x of its block: rows of 128 k, each brought by 8 lanes, a fragment each, or by 16 where there
-// are few: they are one chain of instructions then, which is shorter when more lanes share it. Where its first row
-// lies is found before the kernel before has ended.
+// What a lane does with x of its block: rows of 128 k, each brought by 8 lanes, a fragment each, or by all of a warp
+// where there are few: they are one chain of instructions then, which is shorter when more lanes share it, and a warp
+// has an instruction for the largest and the sum of its lanes. Where its first row lies is found before the kernel
+// before has ended; its next rows are of the same token.
 template <class Act, class Tile, class Order, int Units>
 struct Digits {
   const Position& at;
-  const uint32_t table;
-  int rows;  // of the block
-  int few;   // whether 16 lanes bring a row
-  int row;   // this lane's first: of `token` at `step` of the block
-  int step, token;
-  int row_steps, row_tokens;  // from one of its rows to the next
-  int first_k;                // its own of step 0
-  int left;                   // values from its own on
-  const uint8_t* from;        // where these are
-  uint32_t to, entry;         // where their digits go, and what is known of the row
-  uint32_t pairs[2][8];       // the values of this row and of the next but kRows, 0 beyond k
+  int rows;              // of the block
+  int few;               // whether 32 lanes bring a row
+  int row;               // this lane's first; rows and more: none
+  int steps;             // from one of its rows to the next: those that are brought at once
+  int left;              // values from its own on
+  const uint8_t* from;   // where these are
+  uint32_t to, entry;    // where their digits go, and what is known of the row
+  uint32_t pairs[2][8];  // the values of this row and of the next, 0 beyond k
 
-  static constexpr int kRows = 4 * Tile::kWarps;  // that warps bring at once
-
-  __device__ Digits(const Position& position, uint32_t x, uint32_t table_at)
-      : at(position),
-        table(table_at),
-        rows((at.block_step(at.rank + 1) - at.block_step(at.rank)) * tokens()),
-        few(rows <= 2 * Tile::kWarps && at.p.k % 8 == 0),
-        row(few ? at.warp * 2 + at.lane / 16 : at.warp * 4 + at.lane / 8) {
-    const int place = Order::place(fragment());
-    to = x + row * kRowBytes + place / 4 * 128 + word() * 16 + place % 4 * 4;
-    first_k = at.block_step(at.rank) * kStepK + fragment() * 16 + word() * 2;
-    step = quotient(row), token = row - step * tokens();
-    row_steps = quotient(kRows), row_tokens = kRows - row_steps * tokens();
-    find_row();
-    ptx::hold(rows), ptx::hold(few), ptx::hold(row), ptx::hold(left);
-    ptx::hold(step), ptx::hold(token), ptx::hold(row_steps), ptx::hold(row_tokens), ptx::hold(first_k);
+  __device__ Digits(const Position& position, uint32_t x, uint32_t table)
+      : at(position), rows((at.block_step(at.rank + 1) - at.block_step(at.rank)) * tokens()) {
+    const Problem& p = at.p;
+    const int few_steps = quotient(Tile::kWarps);
+    few = rows <= 2 * few_steps * tokens() && p.k % kStepK == 0;
+    steps = few ? few_steps : quotient(4 * Tile::kWarps);
+    row = few ? at.warp : at.warp * 4 + at.lane / 8;
+    const int step = quotient(row), token = row - step * tokens();
+    const int fragment = few ? at.lane / 4 : at.lane % 8, word = few ? at.lane % 4 : 0;
+    const int place = Order::place(fragment), k = (at.block_step(at.rank) + step) * kStepK + fragment * 16 + word * 2;
+    from = p.x + 2 * (token * p.x_stride + k);
+    to = x + row * kRowBytes + place / 4 * 128 + word * 16 + place % 4 * 4;
+    entry = table + ((step * Tile::kTokens + token) * Units + fragment * Units / 8) * 8;
+    if (step >= steps) row = rows;
+    left = row < rows ? p.k - k : 0;
+    ptx::hold(rows), ptx::hold(few), ptx::hold(row), ptx::hold(steps), ptx::hold(left);
     ptx::hold(from), ptx::hold(to), ptx::hold(entry);
   }
 
   __device__ __forceinline__ int tokens() const { return Tile::kTokens == 1 ? 1 : at.p.m; }
-  __device__ __forceinline__ int fragment() const { return few ? at.lane % 16 / 2 : at.lane % 8; }
-  __device__ __forceinline__ int word() const { return few ? at.lane % 2 * 2 : 0; }
-
   // Of so many rows by tokens.
   __device__ __forceinline__ int quotient(int number) const {
     return tokens() == 1 ? number : static_cast<int>((number + 0.5f) * ptx::reciprocal(static_cast<float>(tokens())));
   }
-
-  // Finds `left`, `from` and `entry` of `row`.
-  __device__ __forceinline__ void find_row() {
-    const Problem& p = at.p;
-    const int k = first_k + step * kStepK;
-    from = p.x + 2 * (token * p.x_stride + k), left = row < rows ? p.k - k : 0;
-    entry = table + ((step * Tile::kTokens + token) * Units + fragment() * Units / 8) * 8;
-  }
-  __device__ __forceinline__ void next_row() {
-    row += kRows, to += kRows * kRowBytes;
-    // Why not divided anew: values are asked for at the end of that chain of instructions.
-    step += row_steps, token += row_tokens;
-    if (token >= tokens()) token -= tokens(), ++step;
-    find_row();
+  // The same as `steps`, of rows that so many lanes bring.
+  template <int Lanes>
+  __device__ __forceinline__ int steps_apart() const {
+    return Tile::kTokens == 1 ? Tile::kWarps * (32 / Lanes) : steps;
   }
 
-  // Sends for the lane's values. few: 0 .. 3 and 8 .. 11, else 0 .. 15, and those of the next row.
+  // Sends for the lane's values of this row and the next. few: 0, 1, 8 and 9 of each, else 0 .. 15.
   __device__ __forceinline__ void ask() {
     if (few) {
+      const int apart = steps_apart<32>();
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint2 values = left > 8 * half ? ptx::load_x_8(from + 16 * half) : uint2{0, 0};
-        pairs[0][2 * half] = values.x, pairs[0][2 * half + 1] = values.y;
+      for (int i = 0; i < 2; ++i) {
+        const bool wanted = row + i * apart * tokens() < rows;
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          pairs[i][half] = wanted ? ptx::load_x_4(from + i * apart * (2 * kStepK) + 16 * half) : 0;
       }
       return;
     }
-    ask_row(pairs[0]);
-    if (row - at.lane / 8 + kRows >= rows) return;  // the warp has no other
-    Digits next = *this;
-    next.next_row();
-    next.ask_row(pairs[1]);
+    const int apart = steps_apart<8>();
+    const uint8_t* next = from + apart * (2 * kStepK);
+    const int next_left = row + apart * tokens() < rows ? left - apart * kStepK : 0;
+    ask_row(from, left, pairs[0]), ask_row(next, next_left, pairs[1]);
+    if (at.p.k % 8) ask_tail(from, left, pairs[0]), ask_tail(next, next_left, pairs[1]);
   }
-  __device__ __forceinline__ void ask_row(uint32_t (&values)[8]) const {
-    const auto take = [&](int half, const uint4& four) {
-      values[4 * half] = four.x, values[4 * half + 1] = four.y;
-      values[4 * half + 2] = four.z, values[4 * half + 3] = four.w;
-    };
+  // Eights of a row's values that are whole; others 0.
+  static __device__ __forceinline__ void ask_row(const uint8_t* from, int left, uint32_t (&values)[8]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      take(half, left >= 8 * half + 8 ? ptx::load_x(from + 16 * half) : uint4{0, 0, 0, 0});
-    if (left > 0 && left < 16 && left % 8) {
-      const uint4 tail = load_x_chunk(from + left / 8 * 16, left / 8 * 8, left);
-      if (left < 8) {
-        take(0, tail);
-      } else {
-        take(1, tail);
-      }
+      take(half, left >= 8 * half + 8 ? ptx::load_x(from + 16 * half) : uint4{0, 0, 0, 0}, values);
+  }
+  static __device__ __forceinline__ void ask_tail(const uint8_t* from, int left, uint32_t (&values)[8]) {
+    if (left <= 0 || left >= 16 || left % 8 == 0) return;
+    const uint4 tail = load_x_chunk(from + left / 8 * 16, left / 8 * 8, left);
+    if (left < 8) {
+      take(0, tail, values);
+    } else {
+      take(1, tail, values);
     }
+  }
+  static __device__ __forceinline__ void take(int half, const uint4& four, uint32_t (&values)[8]) {
+    values[4 * half] = four.x, values[4 * half + 1] = four.y;
+    values[4 * half + 2] = four.z, values[4 * half + 3] = four.w;
   }
 
   // Stores digits of the values that have come, of Batch rows by so many lanes each, and what is known of them.
   template <int Lanes, int Batch>
   __device__ __forceinline__ void store() const {
     constexpr int kWords = 32 / Lanes;
+    const int apart = steps_apart<Lanes>(), rows_apart = apart * tokens();
     // Why each step for all rows before the next: a row alone is a chain of instructions that wait for each other.
     int most[Batch], sum[Batch];
     float unit[Batch];
     uint32_t low[Batch][kWords], high[Batch][kWords];
 #pragma unroll
     for (int i = 0; i < Batch; ++i) most[i] = largest<Act, 2 * kWords>(pairs[i]);
+    if constexpr (Lanes == 32) {
 #pragma unroll
-    for (int lanes = 1; lanes < Lanes; lanes *= 2)
+      for (int i = 0; i < Batch; ++i) most[i] = __reduce_max_sync(~0u, most[i]);
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < Lanes && Lanes < 32; lanes *= 2)
 #pragma unroll
       for (int i = 0; i < Batch; ++i) most[i] = max(most[i], __shfl_xor_sync(~0u, most[i], lanes));
 #pragma unroll
@@ -179,26 +174,28 @@ struct Digits {
       unit[i] = __int_as_float(top) * 6.103515625e-5f;            // infinity stays infinity
       sum[i] = split_digits<Act>(pairs[i], inverse, low[i], high[i]);
     }
-    Digits own = *this;
 #pragma unroll
     for (int i = 0; i < Batch; ++i) {
-      if (row + i * kRows >= rows) continue;
+      if (row + i * rows_apart >= rows) continue;
 #pragma unroll
       for (int word = 0; word < kWords; ++word) {
-        ptx::store_shared(to + i * kRows * kRowBytes + word * 16, low[i][word]);
-        ptx::store_shared(to + i * kRows * kRowBytes + word * 16 + 64, high[i][word]);
+        ptx::store_shared(to + i * rows_apart * kRowBytes + word * 16, low[i][word]);
+        ptx::store_shared(to + i * rows_apart * kRowBytes + word * 16 + 64, high[i][word]);
       }
     }
+    constexpr int kEach = Lanes / Units;  // lanes of a unit
+    if constexpr (kEach == 32) {
 #pragma unroll
-    for (int lanes = 1; lanes < Lanes / Units; lanes *= 2)
+      for (int i = 0; i < Batch; ++i) sum[i] = __reduce_add_sync(~0u, sum[i]);
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < kEach && kEach < 32; lanes *= 2)
 #pragma unroll
       for (int i = 0; i < Batch; ++i) sum[i] += __shfl_xor_sync(~0u, sum[i], lanes);
 #pragma unroll
-    for (int i = 0; i < Batch; ++i) {
-      if (i) own.next_row();
-      if (own.row < rows && at.lane % (Lanes / Units) == 0)
-        ptx::store_shared(own.entry, {unit[i], static_cast<float>(sum[i])});
-    }
+    for (int i = 0; i < Batch; ++i)
+      if (row + i * rows_apart < rows && at.lane % kEach == 0)
+        ptx::store_shared(entry + i * apart * (8 * Units * Tile::kTokens), {unit[i], static_cast<float>(sum[i])});
   }
 
   // A lane's digits of a step; row: where its column's begin. Of units those whose columns it has, of others 0.
@@ -226,16 +223,18 @@ struct Digits {
   // Stores all that the warp brings, the first of which was asked for; the caller synchronizes.
   __device__ __forceinline__ void bring() {
     if (few) {
-      if (at.warp * 2 < rows) store<16, 1>();
+      if (row < rows) store<32, 2>();
       return;
     }
+    const int apart = steps_apart<8>(), rows_apart = apart * tokens();
     int first = at.warp * 4;  // of the warp
 #pragma unroll 1
-    while (first + kRows < rows) {
+    while (first + rows_apart < rows) {
       store<8, 2>();
-      first += 2 * kRows;
+      first += 2 * rows_apart;
       if (first >= rows) return;
-      next_row(), next_row();
+      row += 2 * rows_apart, to += 2 * rows_apart * kRowBytes, entry += 2 * apart * (8 * Units * Tile::kTokens);
+      from += 2 * apart * (2 * kStepK), left = row < rows ? left - 2 * apart * kStepK : 0;
       ask();
     }
     if (first < rows) store<8, 1>();

@@ -42,7 +42,7 @@ struct FloatFeed {
   Walk walk;
   const uint8_t* codes[kPlanes];  // this lane's bytes of each plane, widest first
   int rows, chunk, left;
-  int before_next;  // stages until the next kernel may begin
+  int to_come, left_for_next;  // stages, of all chunks; and when the next kernel may begin
   uint32_t to, scales_to;
 
   __device__ FloatFeed(const Position& at, uint32_t ring_address)
@@ -52,7 +52,8 @@ struct FloatFeed {
         walk(at),
         chunk(walk.first_step),
         left(0),
-        before_next(walk.last_before_next(p.next_after, Ring::kRows, 1)),
+        to_come(walk.stages(Ring::kRows, 1)),
+        left_for_next(Walk::left_for_next(to_come, p.next_after)),
         to(ring_address),
         scales_to(ring_address + Ring::kDepth * Ring::kStageBytes) {}
 
@@ -91,6 +92,8 @@ struct FloatFeed {
     }
   }
 
+  __device__ __forceinline__ bool is_done() const { return to_come <= 0; }
+
   __device__ __forceinline__ void fetch() {
     // Why not when the chunk before ends: its scales would come into a slot that may still be read.
     if (left <= 0) open_chunk();
@@ -116,7 +119,7 @@ struct FloatFeed {
       --left;
     }
     ptx::commit();
-    if (--before_next == 0) ptx::launch_dependents();
+    if (--to_come == left_for_next) ptx::launch_dependents();
   }
 };
 

@@ -33,6 +33,7 @@ struct FloatWorker {
   // What it hands in: items of kFloats, kItems a tile; of each row, kLanes lanes do.
   static constexpr int kLanes = kTokens == 4 ? 2 : 1;
   static constexpr int kFloats = kTokens == 1 ? 2 : 4, kItems = 8 * kLanes;
+  static constexpr bool kFolds = false;  // a lane may have an item of each row tile
   static constexpr int kTableBytes = 0;  // nothing else is known of x
   static constexpr bool kZeros = false;
 
@@ -54,6 +55,8 @@ struct FloatWorker {
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
       for (int c = 0; c < kSums; ++c) clear(sums[r][c]);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) clear(total[r]);
   }
 
   static __device__ __forceinline__ void clear(Sum& sum) {
@@ -157,17 +160,20 @@ struct FloatWorker {
   }
 
   // ---- sums that meet ----------------------------------------------------------------------------------------------
-  // Calls store(item, floats) for what this lane found of row tile r.
+  // Calls store(tile, float number, floats) for what this lane hands in.
   template <class Store>
-  __device__ __forceinline__ void hand_in(int r, Store store) {
-    float values[kFloats];
+  __device__ __forceinline__ void hand_in(Store store) const {
 #pragma unroll
-    for (int i = 0; i < kFloats; ++i) {
-      values[i] = kTokens == 1 ? total[r][2 * i] + total[r][2 * i + 1] : total[r][i];
+    for (int r = 0; r < kRows; ++r) {
+      float values[kFloats];
 #pragma unroll
-      for (int lanes = kLanes; lanes < 4; lanes *= 2) values[i] += __shfl_xor_sync(~0u, values[i], lanes);  // phases
+      for (int i = 0; i < kFloats; ++i) {
+        values[i] = kTokens == 1 ? total[r][2 * i] + total[r][2 * i + 1] : total[r][i];
+#pragma unroll
+        for (int lanes = kLanes; lanes < 4; lanes *= 2) values[i] += __shfl_xor_sync(~0u, values[i], lanes);  // phases
+      }
+      if (at.lane % 4 < kLanes) store(r, (at.lane / 4 * kLanes + at.lane % 4) * kFloats, values);
     }
-    if (at.lane % 4 < kLanes) store(at.lane / 4 * kLanes + at.lane % 4, values);
   }
 
   // Which row of 16 and which token the float i of an item is.

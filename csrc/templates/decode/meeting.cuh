@@ -27,18 +27,27 @@ struct Meeting {
   // does all of it, a chain of instructions. Why more of four tokens: each pass does it again, and there are threads
   // enough.
   static constexpr int kOwn = kOwnFloats<Worker>, kThreads = kFloats / kOwn;
+  static constexpr bool kFull = Worker::kBits == 6 && Worker::kZeros;  // no registers are left
   // Whether y of the first item is found while x is on its way. Why not of more tokens: registers.
-  static constexpr bool kAims = Tile::kTokens == 1;
+  static constexpr bool kAims = Tile::kTokens == 1 && !kFull;
   // Whether it keeps what the problem says of it. Why not there: registers run out.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
   static constexpr bool kHolds = Worker::kBits > 1 || Tile::kTokens == 1;
 #else
   static constexpr bool kHolds = Worker::kBits > 1 || Tile::kTokens == 1 || !Worker::kZeros;
 #endif
+  // Whether a lane finds where its first sums go before x is there.
+  static constexpr bool kHandsEarly = Worker::kFolds && kHolds && !kFull;
 
   // Of an owned tile: where its sums from the first slice lie, from those of the pass on; tile: in pass 0.
   struct Item {
     int from, number, tile, end_tile;
+  };
+
+  // A pass: where its sums meet, the barrier that counts them, and which of its phases that waits for.
+  struct Pass {
+    int number;
+    uint32_t sums, met, parity;
   };
 
   // What becomes of an item's sums, those that a thread stores: y = factor * sum + bias.
@@ -49,28 +58,32 @@ struct Meeting {
 
   const Position& at;
   const Problem& p;
-  uint32_t sums, met;  // in shared memory: those of an even pass, its barrier
-  int cluster_shift, warps_k_shift, pass_tiles, bytes;
-  int owned;   // items of a pass, times the threads of each
-  Item first;  // this thread's
+  Pass pass;
+  int cluster_shift, warps_k_shift, pass_tiles;
+  int owned;                   // items of a pass, times the threads of each
+  Item first;                  // this thread's
+  ptx::PlaceInCluster handed;  // where this lane's sums of the first tiles go, if it keeps one tile's
   Target aimed;
 
   __device__ Meeting(const Position& position, uint32_t sums_at, uint32_t met_at)
       : at(position),
         p(at.p),
-        sums(sums_at),
-        met(met_at),
+        pass{0, sums_at, met_at, 0},
         cluster_shift(p.cluster_shift),
         warps_k_shift(p.warps_k_shift),
-        pass_tiles(p.pass_tiles),
-        bytes(p.meeting_bytes) {
+        pass_tiles(p.pass_tiles) {
     const int slots = (Tile::kWarps >> warps_k_shift) * pass_tiles;
     owned = ((slots - at.rank + (1 << cluster_shift) - 1) >> cluster_shift) * (kItems * kThreads);
     if (!kHolds) return;
     first = find(threadIdx.x);
-    ptx::hold(sums), ptx::hold(met), ptx::hold(cluster_shift), ptx::hold(warps_k_shift), ptx::hold(pass_tiles);
-    ptx::hold(bytes), ptx::hold(owned);
+    ptx::hold(pass.sums), ptx::hold(pass.met), ptx::hold(cluster_shift), ptx::hold(warps_k_shift);
+    ptx::hold(pass_tiles), ptx::hold(owned);
     ptx::hold(first.from), ptx::hold(first.number), ptx::hold(first.tile), ptx::hold(first.end_tile);
+    if constexpr (kHandsEarly) {
+      const auto kept = Worker::kept(at.lane);
+      handed = place_for(kept.tile, kept.float_number);
+      ptx::hold(handed.to), ptx::hold(handed.counts);
+    }
   }
 
   // Where this thread's floats of an item begin.
@@ -78,49 +91,61 @@ struct Meeting {
 
   // The item of thread i of those that have one.
   __device__ __forceinline__ Item find(int i) const {
+    const float tiles = static_cast<float>(ptx::found_here(pass_tiles));
     const int own = i / (kItems * kThreads), number = i / kThreads % kItems, slot = (own << cluster_shift) + at.rank;
-    const int group =
-        static_cast<int>((static_cast<float>(slot) + 0.5f) * ptx::reciprocal(static_cast<float>(pass_tiles)));
+    const int group = static_cast<int>((static_cast<float>(slot) + 0.5f) * ptx::reciprocal(tiles));
     const int row_group = at.row_group(group);
     const int from = ((own << (cluster_shift + warps_k_shift)) * kItems + number) * (kFloats * 4);
     return {from + own_floats() * 4, number, p.row_groups(row_group) + slot - group * pass_tiles,
             p.row_groups(row_group + 1)};
   }
 
-  __device__ __forceinline__ uint32_t barrier(int pass) const { return met + (pass & 1) * 8; }
   // Why two places: one is read while the next is written. No block is two passes ahead of another: to pass a meeting
   // it needs what each of them handed in after it had read the one before. Where there are more passes than one, every
   // block owns a tile of each (spread.cuh).
-  __device__ __forceinline__ uint32_t place(int pass) const { return sums + (pass & 1) * bytes; }
-
-  // Tells the barrier of a cluster what will come; before this block hands in anything for the pass.
-  __device__ __forceinline__ void expect(int pass) const {
-    if (cluster_shift && threadIdx.x == 0)
-      ptx::barrier_expect(barrier(pass), owned * (kOwn * 4) << (cluster_shift + warps_k_shift));
+  __device__ __forceinline__ void next_pass() {
+    const bool was_odd = pass.number & 1;
+    pass.sums += was_odd ? -p.meeting_bytes : p.meeting_bytes;
+    pass.met += was_odd ? -8 : 8;
+    pass.parity ^= was_odd;
+    ++pass.number;
   }
 
-  // A warp's sums of row tile r of those side by side, which is tile i of the pass; every warp hands in something for
-  // every i, so that owners know what to wait for.
-  __device__ __forceinline__ void hand_in(Worker& worker, int pass, int i, int r) const {
-    const int slot = (at.warp >> warps_k_shift) * pass_tiles + i;
-    const int own = ((slot >> cluster_shift) << (cluster_shift + warps_k_shift)) + at.slice;
-    const uint32_t owner = slot & ((1 << cluster_shift) - 1), to_tile = place(pass) + own * kSumBytes<Worker>;
-    worker.hand_in(r, [&](int item, const float (&values)[kFloats]) {
-      const uint32_t to = to_tile + item * (kFloats * 4);
+  // Tells the barrier of a cluster what will come; before this block hands in anything for the pass.
+  __device__ __forceinline__ void expect() const {
+    if (cluster_shift && threadIdx.x == 0)
+      ptx::barrier_expect(pass.met, ptx::found_here(owned) * (kOwn * 4) << (cluster_shift + warps_k_shift));
+  }
+
+  // Where floats of row tile i of the pass go, from this number on.
+  __device__ __forceinline__ ptx::PlaceInCluster place_for(int i, int float_number) const {
+    const int blocks = ptx::found_here(cluster_shift), slot = (at.warp >> warps_k_shift) * pass_tiles + i;
+    const int own = ((slot >> blocks) << (blocks + warps_k_shift)) + at.slice;
+    const uint32_t to = pass.sums + own * kSumBytes<Worker> + float_number * 4;
+    if (blocks) return ptx::place_in_cluster(to, pass.met, slot & ((1 << blocks) - 1));
+    return {to, 0};
+  }
+
+  // A warp's sums of the row tiles side by side of which the first is tile i of the pass; every warp hands in something
+  // for every i, so that owners know what to wait for.
+  __device__ __forceinline__ void hand_in(const Worker& worker, int i) const {
+    worker.hand_in([&](int r, int float_number, const auto& values) {
+      ptx::PlaceInCluster place = handed;
+      if (!kHandsEarly || i || pass.number) place = place_for(i + r, float_number);
       if (cluster_shift) {
-        ptx::store_in_cluster(to, barrier(pass), owner, values);
+        ptx::store_behind(place, 0, values);
       } else {
-        ptx::store_shared(to, values);
+        ptx::store_shared(place.to, values);
       }
     });
   }
 
-  __device__ __forceinline__ Target aim(const Item& item, int pass) const {
+  __device__ __forceinline__ Target aim(const Item& item) const {
     Target target;
-    const int tile = item.tile + pass * pass_tiles, m = Tile::kTokens == 1 ? 1 : p.m;
+    const int tile = item.tile + pass.number * pass_tiles, m = Tile::kTokens == 1 ? 1 : p.m;
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
-      const auto spot = Worker::spot(item.number, own_floats() + j);
+      const auto spot = Worker::spot(ptx::found_here(item.number), own_floats() + j);
       const int n = tile * 16 + spot.row;
       target.to[j] = nullptr;
       if (tile >= item.end_tile || n >= p.n || spot.token >= m) continue;
@@ -134,13 +159,13 @@ struct Meeting {
   // Of pass 0, kAims; after the kernel before, which may have written biases and factors.
   __device__ __forceinline__ void aim_first() {
     if (!kAims) return;
-    aimed = aim(first, 0);
+    aimed = aim(first);
     uint64_t to = reinterpret_cast<uint64_t>(aimed.to[0]);
     ptx::hold(to), ptx::hold(aimed.factor[0]), ptx::hold(aimed.bias[0]);
     aimed.to[0] = reinterpret_cast<Act*>(to);
   }
 
-  // Adds what kSlices slices found, one after the other.
+  // Adds what kSlices slices found.
   template <int kSlices>
   static __device__ __forceinline__ void add_up(uint32_t from, float (&value)[kOwn]) {
     float more[kSlices][kOwn];
@@ -152,28 +177,35 @@ struct Meeting {
         ptx::load_shared(from + s * kSumBytes<Worker>, more[s]);
       }
     }
+    // Why by pairs: sixteen additions one after the other take 64 cycles.
 #pragma unroll
-    for (int s = 0; s < kSlices; ++s)
+    for (int apart = 1; apart < kSlices; apart *= 2)
 #pragma unroll
-      for (int j = 0; j < kOwn; ++j) value[j] += more[s][j];
+      for (int s = 0; s < kSlices; s += 2 * apart)
+#pragma unroll
+        for (int j = 0; j < kOwn; ++j) more[s][j] += more[s + apart][j];
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) value[j] += more[0][j];
   }
 
   // Waits for all that was handed in, and stores this block's tiles of the pass.
-  __device__ __forceinline__ void finish(int pass) const {
+  __device__ __forceinline__ void finish() const {
     // Why before the wait: numbers are found, and biases brought, while sums are on their way.
     Item item = kHolds ? first : find(threadIdx.x);
-    Target target = kAims && pass == 0 ? aimed : aim(item, pass);
+    Target target = kAims && pass.number == 0 ? aimed : aim(item);
     if (cluster_shift) {
-      ptx::barrier_wait(barrier(pass), pass / 2 & 1);
+      ptx::barrier_wait(pass.met, pass.parity);
     } else {
       __syncthreads();
     }
-    const int slices = 1 << (cluster_shift + warps_k_shift);
+    const int slices = 1 << ptx::found_here(cluster_shift + warps_k_shift);
 #pragma unroll 1
     for (int i = threadIdx.x; i < owned;) {
       float value[kOwn] = {};
-      const uint32_t from = place(pass) + item.from;
-      if (slices >= 8) {
+      const uint32_t from = pass.sums + item.from;
+      if (kOwn == 1 && slices == 16) {
+        add_up<16>(from, value);
+      } else if (slices >= 8) {
 #pragma unroll 1
         for (int s = 0; s < slices; s += 8) add_up<8>(from + s * kSumBytes<Worker>, value);
       } else if (slices == 4) {
@@ -188,11 +220,11 @@ struct Meeting {
       i += Tile::kThreads;
       if (i >= owned) break;
       item = find(i);
-      target = aim(item, pass);
+      target = aim(item);
     }
   }
 
-  __device__ __forceinline__ bool is_last(int pass) const { return (pass + 1) * pass_tiles >= p.most_tiles; }
+  __device__ __forceinline__ bool is_last() const { return (pass.number + 1) * pass_tiles >= p.most_tiles; }
 };
 
 }  // namespace lowbit::decode

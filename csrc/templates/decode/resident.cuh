@@ -35,15 +35,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
   // ---- setup
   if (p.next_after == 0) ptx::launch_dependents();  // else feeds do
   const uint32_t shared = ptx::shared_address(memory), met = shared + Map::kMet;
-  if (p.cluster_shift) {
+  if (p.cluster_shift) {  // Why first: making barriers known waits for copies under way
     if (threadIdx.x < 2) ptx::barrier_init(met + threadIdx.x * 8);
     __syncwarp();
     ptx::cluster_arrive_early();
   }
   const Position at(p);
-  if (threadIdx.x < 16) ptx::store_shared(shared + Map::kZeros + threadIdx.x * 16, uint4{0, 0, 0, 0});
-  if (threadIdx.x == 0) Worker::Table::store(shared + Map::kTable);
-  const uint32_t x = shared + Map::kX, table = x + p.x_bytes;
 
   // ---- weights: they do not depend on the kernel before
   typename Worker::Feed feed(at, shared + Map::kRings + at.warp * Ring::kBytes);
@@ -53,36 +50,48 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
   for (int i = 0; i < early; ++i) feed.fetch();
 
   // ---- what else can be done before x is there: between two products of few weights every instruction counts
+  const uint32_t x = shared + Map::kX, table = x + p.x_bytes;
+  if (threadIdx.x < 16) ptx::store_shared(shared + Map::kZeros + threadIdx.x * 16, uint4{0, 0, 0, 0});
+  if (threadIdx.x == 0) Worker::Table::store(shared + Map::kTable);
   typename Worker::X own_x(at, x, table);
+  int asked = early;
+  const auto ask_for_x = [&] {
+    ptx::wait_for_previous_kernel();
+    own_x.ask();
+#pragma unroll 1
+    for (; asked < beside || (asked < kAhead && feed.is_done()); ++asked) feed.fetch();
+  };
+  // Why so early: blocks of a whole multiprocessor begin when the kernel before ends; others have time until it does.
+  if (Tile::kKind == Kind::kWhole) ask_for_x();
   Worker worker(at, shared + Map::kZeros, x, table);
   auto place = Worker::start(feed.ring);
   Meeting<Act, Worker, Tile> meeting(at, table + p.table_bytes, met);
-  meeting.expect(0);
+  meeting.expect();
   if (p.cluster_shift) ptx::cluster_wait();  // blocks store into each other's memory only when all of them run
 
   // ---- x
-  ptx::wait_for_previous_kernel();
-  own_x.ask();
-#pragma unroll 1
-  for (int i = early; i < beside; ++i) feed.fetch();
+  if (Tile::kKind == Kind::kHalf) ask_for_x();
   meeting.aim_first();
   own_x.bring();
 #pragma unroll 1
-  for (int i = beside; i < kAhead; ++i) feed.fetch();
+  for (; asked < kAhead; ++asked) feed.fetch();
   __syncthreads();
 
   // ---- passes
+  int tile = at.first_tile;
 #pragma unroll 1
-  for (int pass = 0;; ++pass) {
+  for (;;) {
+    int i = 0;
 #pragma unroll 1
-    for (int i = 0; i < meeting.pass_tiles; i += Ring::kRows) {
-      if (at.first_tile + pass * meeting.pass_tiles + i < at.end_tile) worker.run_tile(place, feed);
-#pragma unroll
-      for (int r = 0; r < Ring::kRows; ++r) meeting.hand_in(worker, pass, i + r, r);
-    }
-    meeting.finish(pass);
-    if (meeting.is_last(pass)) break;
-    meeting.expect(pass + 1);
+    do {
+      if (tile < at.end_tile) worker.run_tile(place, feed);
+      meeting.hand_in(worker, i);
+      tile += Ring::kRows, i += Ring::kRows;
+    } while (i < meeting.pass_tiles);
+    meeting.finish();
+    if (meeting.is_last()) break;
+    meeting.next_pass();
+    meeting.expect();
     if (p.cluster_shift) __syncthreads();  // all of the block has read before any of it hands in again
   }
 }

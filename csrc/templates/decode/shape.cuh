@@ -99,7 +99,7 @@ struct Map {
   static constexpr int kX = kRings + Tile::kWarps * Ring::kBytes;  // then its table, then sums that meet
 };
 
-// Where a warp stands: its slice of K, and the tiles of its row group.
+// Where a warp stands: its slice of K, and the tiles of its row group; none where the slice is empty.
 struct Position {
   const Problem& p;
   int block, lane, warp, rank;  // rank: of the block in its cluster
@@ -116,6 +116,7 @@ struct Position {
     const int group = row_group(warp >> p.warps_k_shift);
     first_step = p.slices(slice), end_step = p.slices(slice + 1);
     first_tile = p.row_groups(group), end_tile = p.row_groups(group + 1);
+    if (first_step == end_step) first_tile = end_tile;
     ptx::hold_below<32>(lane), ptx::hold_below<16>(warp), ptx::hold_below<8>(rank), ptx::hold(slice);
     ptx::hold(first_step), ptx::hold(end_step), ptx::hold(first_tile), ptx::hold(end_tile);
   }

@@ -56,7 +56,7 @@ struct StageFeed {
   const uint8_t* scales;          // of this lane's row
   int step;                       // the next stage begins with it; walk.end_step: there is none
   int own_step;                   // of a stage, whose scales this lane copies; many: none
-  int before_next;                // stages until the next kernel may begin
+  int left, left_for_next;        // stages to come, and when the next kernel may begin
   uint32_t rows_apart;            // 0 where there is no second row tile: the first comes twice then
   uint32_t to;                    // where it goes
 
@@ -67,11 +67,13 @@ struct StageFeed {
         walk(position),
         step(position.end_step),
         own_step(lane < kCopies ? lane / (2 * kUnits) % kSteps : 1 << 30),
-        before_next(walk.last_before_next(p.next_after, kRows, kSteps)),
+        left(walk.stages(kRows, kSteps)),
+        left_for_next(Walk::left_for_next(left, p.next_after)),
         to(ring_address) {}
 
+  __device__ __forceinline__ bool is_done() const { return left == 0; }
+
   __device__ __forceinline__ void open_tiles() {
-    if (walk.tile >= walk.end_tile) return;
     step = walk.first_step;
     rows_apart = walk.tile + 1 < walk.end_tile ? p.columns : 0;
     const int64_t code = static_cast<int64_t>(walk.tile) * p.columns;
@@ -86,11 +88,8 @@ struct StageFeed {
   }
 
   __device__ __forceinline__ void fetch() {
-    if (step >= walk.end_step) {
-      open_tiles();
-      if (step >= walk.end_step)
-        return ptx::commit();  // Why so early: small products come here when they are in a hurry
-    }
+    if (is_done()) return ptx::commit();  // Why at once: small products come here when they are in a hurry
+    if (step >= walk.end_step) open_tiles();
     const uint32_t own = to + lane * 16;
     uint32_t stage = own;
 #pragma unroll
@@ -118,7 +117,7 @@ struct StageFeed {
     step += kSteps;
     to += Ring::kStageBytes;
     ptx::commit();
-    if (--before_next == 0) ptx::launch_dependents();
+    if (--left == left_for_next) ptx::launch_dependents();
   }
 
   // Of the stage that is fetched: a row tile's step, or part of one, by two lanes.

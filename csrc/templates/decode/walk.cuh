@@ -9,17 +9,18 @@ struct Walk {
   int first_step, end_step, tile, end_tile;
 
   __device__ explicit Walk(const Position& at)
-      : first_step(at.first_step),
-        end_step(at.end_step),
-        tile(at.first_step < at.end_step ? at.first_tile : at.end_tile),
-        end_tile(at.end_tile) {}
+      : first_step(at.first_step), end_step(at.end_step), tile(at.first_tile), end_tile(at.end_tile) {}
 
   __device__ __forceinline__ void next(int rows) { tile += rows; }
 
-  // Which stage of so many row tiles and steps is the last one before the next kernel may begin; 0: none is waited for.
-  __device__ __forceinline__ int last_before_next(int eighths, int rows, int steps) const {
-    const int tiles = (end_tile - tile + rows - 1) / rows, stages = (end_step - first_step + steps - 1) / steps;
-    return eighths ? max(tiles * stages * eighths / 8, 1) : 0;
+  // Stages of so many row tiles and steps.
+  __device__ __forceinline__ int stages(int rows, int steps) const {
+    const unsigned tiles = end_tile - tile + rows - 1, all_steps = end_step - first_step + steps - 1;
+    return static_cast<int>(tiles / rows * (all_steps / steps));
+  }
+  // How many of them are still to be asked for when the next kernel may begin; -1: that is not waited for.
+  static __device__ __forceinline__ int left_for_next(int stages, int eighths) {
+    return eighths ? stages - max(stages * eighths >> 3, 1) : -1;
   }
 };
 

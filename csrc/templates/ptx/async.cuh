@@ -97,9 +97,9 @@ __device__ __forceinline__ uint4 load_x(const void* from) {
   return x;
 }
 
-__device__ __forceinline__ uint2 load_x_8(const void* from) {
-  uint2 x;
-  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];\n" : "=r"(x.x), "=r"(x.y) : "l"(from) : "memory");
+__device__ __forceinline__ uint32_t load_x_4(const void* from) {
+  uint32_t x;
+  asm volatile("ld.global.u32 %0, [%1];\n" : "=r"(x) : "l"(from) : "memory");
   return x;
 }
 
@@ -147,6 +147,22 @@ __device__ __forceinline__ void hold(const uint8_t*& value) {
 }
 __device__ __forceinline__ void hold(uint64_t& value) {
   value = __shfl_sync(~0u, static_cast<unsigned long long>(value), threadIdx.x % 32);
+}
+// The same of what all threads share. zero: always_zero(), which the compiler does not know: it sees through a shuffle
+// of what is the same for all.
+__device__ __forceinline__ int always_zero() {
+  int zero;
+  asm volatile("mov.u32 %0, %%tid.z;\n" : "=r"(zero));
+  return zero;
+}
+__device__ __forceinline__ void hold_common(int& value, int zero) { hold(value ^= zero); }
+__device__ __forceinline__ void hold_common(float& value, int zero) {
+  hold(value = __int_as_float(__float_as_int(value) ^ zero));
+}
+// The value, but what follows from it is found where it is used, not in front of a loop that it is the same in.
+__device__ __forceinline__ int found_here(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
 }
 // The same of what lies in 0 .. Below - 1, which the compiler still knows.
 template <int Below>
@@ -270,6 +286,8 @@ __device__ __forceinline__ void store_shared(uint32_t to, uint32_t v) {
 __device__ __forceinline__ void store_shared(uint32_t to, float v) {
   asm volatile("st.shared.f32 [%0], %1;\n" ::"r"(to), "f"(v) : "memory");
 }
+
+__device__ __forceinline__ void store_shared(uint32_t to, const float (&v)[1]) { store_shared(to, v[0]); }
 
 __device__ __forceinline__ void store_shared(uint32_t to, const float (&v)[2]) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};\n" ::"r"(to), "f"(v[0]), "f"(v[1]) : "memory");

@@ -34,11 +34,15 @@ inline void wait_for_previous_kernel() { emulated::wait_for_previous_kernel(); }
 
 inline uint4 load_x(const void* from) { return *static_cast<const uint4*>(from); }
 inline void store_global(void* to, uint4 v) { *static_cast<uint4*>(to) = v; }
-inline uint2 load_x_8(const void* from) { return *static_cast<const uint2*>(from); }
+inline uint32_t load_x_4(const void* from) { return *static_cast<const uint32_t*>(from); }
 template <class Value>
 inline void hold(Value&) {}
 template <int Below>
 inline void hold_below(int&) {}
+inline int always_zero() { return 0; }
+inline int found_here(int value) { return value; }
+template <class Value>
+inline void hold_common(Value&, int) {}
 inline uint32_t load_x_16(const void* from) { return *static_cast<const uint16_t*>(from); }
 template <int Stride>
 void load_four(const void* from, int count, uint4 (&to)[4]) {
@@ -69,6 +73,7 @@ inline void store_shared(uint32_t to, uint4 v) {
   emulated::store(to, v.x, 16), store_shared(to + 4, v.y);
   store_shared(to + 8, v.z), store_shared(to + 12, v.w);
 }
+inline void store_shared(uint32_t to, const float (&v)[1]) { emulated::store(to, v[0]); }
 inline void store_shared(uint32_t to, const float (&v)[2]) {
   emulated::store(to, v[0], 8), emulated::store(to + 4, v[1]);
 }

@@ -33,7 +33,8 @@ struct PlaceInCluster {
   uint32_t to, counts, block;
 };
 inline PlaceInCluster place_in_cluster(uint32_t to, uint32_t barrier, uint32_t block) { return {to, barrier, block}; }
-inline void store_behind(const PlaceInCluster& place, int offset, const float (&v)[4]) {
+template <int Count>
+void store_behind(const PlaceInCluster& place, int offset, const float (&v)[Count]) {
   store_in_cluster(place.to + offset, place.counts, place.block, v);
 }
 

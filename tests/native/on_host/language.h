@@ -32,6 +32,15 @@ template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
   return emulated::of_lane(value, emulated::current % 32 ^ mask);
 }
+template <class T, class Of>
+T of_all_lanes(T value, const Of& of) {
+  for (int mask = 1; mask < 32; mask *= 2) value = of(value, emulated::of_lane(value, emulated::current % 32 ^ mask));
+  return value;
+}
+inline int __reduce_max_sync(unsigned, int value) {
+  return of_all_lanes(value, [](int one, int other) { return std::max(one, other); });
+}
+inline int __reduce_add_sync(unsigned, int value) { return of_all_lanes(value, std::plus<int>()); }
 
 // Others of one thread. Why macros: CUDA's headers declare some of them.
 namespace emulated {
