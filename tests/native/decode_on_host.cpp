@@ -52,6 +52,10 @@ int main() {
   run<Int<2>, __half, 1>({20, 4000, 1, 256, kNone, kFp16, 1, 80});
   run<Int<2>, __nv_bfloat16, 4>({20, 4203, 4, 128, kNone, kFp16, 1, 80});  // x comes in three batches, K is odd
   run<Int<5>, __nv_bfloat16, 2>({70, 640, 2, 128, kZero, kFp16, 2, 80});
+  // All of a warp brings a row of x, one or two; three rows of x, of which steps do not fill the warps.
+  run<Int<2>, __half, 1>({40, 2048, 1, 128, kNone, kFp16, 1, 80});
+  run<Int<4>, __nv_bfloat16, 4>({40, 512, 3, 128, kZero, kBf16, 1, 80});
+  run<Int<2>, __half, 4>({20, 3003, 3, 128, kNone, kFp16, 1, 80});
   run<Int<6>, __half, 4>({17, 300, 4, -1, kNone, kFp16, 1, 80});
   run<Int<6>, __half, 1>({300, 2300, 1, 128, kMin, kBf16, 3, 80});
   run<Int<7>, __half, 1>({90, 1000, 1, 128, kZero, kFp16, 2, 80});
