@@ -27,7 +27,12 @@ struct Meeting {
   // does all of it, a chain of instructions. Why more of four tokens: each pass does it again, and there are threads
   // enough.
   static constexpr int kOwn = kOwnFloats<Worker>, kThreads = kFloats / kOwn;
-  static constexpr bool kFull = Worker::kBits == 6 && Worker::kZeros;  // no registers are left
+  // Whether no registers are left.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+  static constexpr bool kFull = Worker::kBits == 6;
+#else
+  static constexpr bool kFull = Worker::kBits == 6 && Worker::kZeros;
+#endif
   // Whether y of the first item is found while x is on its way. Why not of more tokens: registers.
   static constexpr bool kAims = Tile::kTokens == 1 && !kFull;
   // Whether it keeps what the problem says of it. Why not there: registers run out.
