@@ -96,9 +96,7 @@ def build():
     lock = open(ROOT / "build/lock", "w")  # closed, and so released, when build() returns
     fcntl.flock(lock, fcntl.LOCK_EX)
     (ROOT / "build/build.ninja").write_text(ninja_file(cxx, torch_headers(), cuda=toolkit, **generate(toolkit)))
-    # Why not ninja's own number, which is larger: two compilers on one core take 7% longer than one after the other.
-    jobs = os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0))
-    command = [ninja, "-f", "build/build.ninja", f"-j{jobs}"]
+    command = [ninja, "-f", "build/build.ninja", f"-j{os.environ.get('MAX_JOBS') or len(os.sched_getaffinity(0))}"]
     if subprocess.call([*command, "objects"], cwd=ROOT):
         stop("a source does not compile, see above; the oldest compiler that knows every instruction set is g++ 11")
     for kind in kinds:
