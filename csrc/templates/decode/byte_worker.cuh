@@ -13,6 +13,7 @@
 #include "../ptx/async.cuh"
 #include "../ptx/mma.cuh"
 #include "digits.cuh"
+#include "fold.cuh"
 #include "shape.cuh"
 #include "stage_feed.cuh"
 #include "stage_words.cuh"
@@ -53,11 +54,10 @@ struct ByteWorker {
   static constexpr bool kHolds = kBits > 1 || kTokens == 1 || !kZeros;
 #endif
 
-  // What it hands in: items of kFloats, kItems a tile. Of phases a lane adds up what it keeps: kKept floats, of one row
-  // tile (kFolds); without phases it has an item of each.
+  // What it hands in: items of kFloats, kItems a tile, of which lanes keep floats where there are phases.
   static constexpr int kFloats = 2, kItems = 8 * kTokens;
-  static constexpr bool kFolds = kTokens < 4;
-  static constexpr int kKept = kTokens == 1 || kRows == 1 ? 1 : 2;
+  using Fold = decode::Fold<kTokens, kRows>;
+  static constexpr bool kFolds = Fold::kAny;
   static constexpr int kTableBytes = 8 * kUnits;  // of a token at one step
   // What a code counts for in the sums of rows g and g + 8.
   static __host__ __device__ constexpr float one(int h) {
@@ -296,42 +296,20 @@ struct ByteWorker {
   }
 
   // ---- sums that meet ----------------------------------------------------------------------------------------------
-  // Which row tile and where in its sums a lane's kept floats are of.
-  struct Kept {
-    int tile, float_number;
-  };
-  static __device__ __forceinline__ Kept kept(int lane) {
-    const int t = lane % 4, first = t / kTokens % 2, second = kTokens == 1 ? t / 2 : 0;  // halves that it kept
-    const int item = lane / 4 * kTokens + t % kTokens;
-    return {kRows == 2 ? first : 0, item * kFloats + (kRows == 2 ? second : first)};
-  }
-
   // Calls store(tile, float number, floats) for what this lane hands in.
   template <class Store>
   __device__ __forceinline__ void hand_in(Store store) const {
-    if constexpr (!kFolds) {
+    if constexpr (!Fold::kAny) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) store(r, at.lane * kFloats, total[r]);
     } else {
       float values[2 * kRows];
 #pragma unroll
       for (int i = 0; i < 2 * kRows; ++i) values[i] = total[i / 2][i % 2];
-      int count = 2 * kRows;
-#pragma unroll
-      for (int lanes = kTokens; lanes < 4; lanes *= 2) {
-        // A lane keeps one half and gives its neighbour the other.
-        const bool upper = (at.lane & lanes) != 0;
-        const int half = count / 2;
-#pragma unroll
-        for (int i = 0; i < (half ? half : 1); ++i) {
-          const float own = half && upper ? values[half + i] : values[i];
-          values[i] = own + __shfl_xor_sync(~0u, half && !upper ? values[half + i] : values[i], lanes);
-        }
-        if (half) count = half;
-      }
-      const float (&found)[kKept] = reinterpret_cast<const float (&)[kKept]>(values);
-      const Kept own = kept(at.lane);
-      if (kRows == 2 || kTokens == 2 || at.lane % 4 < 2) store(own.tile, own.float_number, found);
+      Fold::add_up(at.lane, values);
+      const auto own = Fold::kept(at.lane);
+      if (Fold::is_first(at.lane))
+        store(own.tile, own.float_number, reinterpret_cast<const float (&)[Fold::kKept]>(values));
     }
   }
 

@@ -85,7 +85,7 @@ struct Meeting {
     ptx::hold(pass_tiles), ptx::hold(owned);
     ptx::hold(first.from), ptx::hold(first.number), ptx::hold(first.tile), ptx::hold(first.end_tile);
     if constexpr (kHandsEarly) {
-      const auto kept = Worker::kept(at.lane);
+      const auto kept = Worker::Fold::kept(at.lane);
       handed = place_for(kept.tile, kept.float_number);
       ptx::hold(handed.to), ptx::hold(handed.counts);
     }
