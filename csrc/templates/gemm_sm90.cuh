@@ -139,20 +139,22 @@ __global__ void __maxnreg__((BoundsOf<Weight, Act, Tile, Form>::kRegisters))
                                               Tile::kWarps + kHelpers<Worker, Tile>, lane);
       __syncthreads();
     }
-    // Why only here: it may read the unit of the table.
-    const Worker worker(p, base, warp, lane);
+
+    // Blocks store into each other's memory only when both run. Why here: they begin together, long before x is there.
+    if (p.deal.meet > 1) ptx::cluster_wait();
 
     // ---- everything else
-    ptx::wait_for_previous_kernel();
-    // Blocks store into each other's memory only when both run.
-    if (p.deal.meet > 1) ptx::cluster_wait();
     if (helper == 0) {
       if (ptx::elect_one()) producer.go_on();
-    } else if (helper > 0) {
-      if constexpr (Worker::kSums)
-        add_up_x<Worker, Act, typename Worker::Stage, Tile>(p, parts.stages, base, helper - 1, lane);
     } else {
-      worker.run(parts);
+      // Why only here: it may read the unit of the table.
+      const Worker worker(p, base, warp, lane);
+      ptx::wait_for_previous_kernel();
+      if (helper < 0) {
+        worker.run(parts);
+      } else if constexpr (Worker::kSums) {
+        add_up_x<Worker, Act, typename Worker::Stage, Tile>(p, parts.stages, base, helper - 1, lane);
+      }
     }
   }
 }

@@ -44,19 +44,26 @@ __device__ __forceinline__ void count_out(float (&unit)[2], float (&sum)[Count])
 template <class Act, class Tile, class Problem>
 struct RowsOfY {
   const Problem& p;
-  const int n, lane;
-  const int left;  // tokens that are there
-  float bias[2], factor[2];
-  bool pairs;  // whether two rows can be written at once
-  Act* y;      // where this lane's token and rows of the first column go
+  int n;
+  const int lane;
+  int left;  // tokens that are there; none where no row is
+  float bias[2] = {}, factor[2];
+  int pairs;  // whether two rows can be written at once
+  Act* y;     // where this lane's token and rows of the first column go
 
-  __device__ RowsOfY(const Problem& problem, int first, int token, int own_lane)
+  // brings: whether biases and factors of rows are. Else they come by bring, below the wait for the kernel before.
+  __device__ RowsOfY(const Problem& problem, int first, int token, int own_lane, bool brings = true)
       : p(problem),
         n(first),
         lane(own_lane),
-        left(min(problem.tile_tokens, problem.m - token)),
-        bias{},
+        left(first < problem.n ? min(problem.tile_tokens, problem.m - token) : 0),
         factor{problem.factor[0], problem.factor[1]} {
+    if (brings) bring();
+    pairs = n + 16 <= p.n && reinterpret_cast<uintptr_t>(p.y) % 4 == 0 && p.y_stride % 2 == 0;
+    y = static_cast<Act*>(p.y) + (token + lane / 4) * p.y_stride + n + lane % 4 * 2;
+  }
+
+  __device__ __forceinline__ void bring() {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = n + lane / 4 + 8 * h;
@@ -64,8 +71,13 @@ struct RowsOfY {
       if (p.bias) bias[h] = load_bias(p.bias, p.bias_type, row);
       factor[h] = row_factor(p, row, factor[h]);
     }
-    pairs = n + 16 <= p.n && reinterpret_cast<uintptr_t>(p.y) % 4 == 0 && p.y_stride % 2 == 0;
-    y = static_cast<Act*>(p.y) + (token + lane / 4) * p.y_stride + n + lane % 4 * 2;
+  }
+
+  // All threads of a warp: what was found stays in registers.
+  __device__ __forceinline__ void hold() {
+    uint64_t at = reinterpret_cast<uintptr_t>(y);
+    ptx::hold(at), ptx::hold(n), ptx::hold(left), ptx::hold(pairs);
+    y = reinterpret_cast<Act*>(static_cast<uintptr_t>(at));
   }
 
   // From now on sums are counted in units: of each row half one.
@@ -78,7 +90,6 @@ struct RowsOfY {
   // tile, or `first` and every Apart-th after it.
   template <int Apart = 1, class Sums>
   __device__ __forceinline__ void store(const Sums& sums, uint32_t own = ~0u, int first = 0) const {
-    if (n >= p.n) return;
     constexpr int kColumns = Tile::kColumns / Apart;
     const int64_t apart = 8 * Apart * p.y_stride;
     Act* y = this->y + 8 * first * p.y_stride;

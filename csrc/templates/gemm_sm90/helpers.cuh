@@ -70,7 +70,6 @@ struct Producer {
   const int count, early, next;  // stages; next: after which the next kernel may begin
   const Parts& parts;
   const Cursor first;
-  const uint64_t once = ptx::make_policy<ptx::Keep::kFirstOut>(), again = ptx::make_policy<ptx::Keep::kLastOut>();
 
   __device__ Producer(const PosedOf<Stage>& problem, const Parts& own_parts, uint32_t shared)
       : p(problem),
@@ -87,22 +86,29 @@ struct Producer {
     const uint32_t to = ring.stage(place) + Stage::kCodesAt;
     const int x_bytes = 2 * steps * 128 * p.tile_tokens;
     if constexpr (Stage::kNarrow) {
-      ask_for_split<Stage>(p, at.stage, at.row_block, to, ring.full(place), x_bytes, once);
+      ask_for_split<Stage>(p, at.stage, at.row_block, to, ring.full(place), x_bytes, ptx::kFirstOut);
     } else {
-      ask_for_rows<Stage, Tile>(p, at.stage, at.row_block * Tile::kRowTiles, to, ring.full(place), x_bytes, once);
+      ask_for_rows<Stage, Tile>(p, at.stage, at.row_block * Tile::kRowTiles, to, ring.full(place), x_bytes,
+                                ptx::kFirstOut);
     }
   }
 
-  __device__ __forceinline__ void ask_for_x(const Cursor& at, int place) const {
+  // first: what is to be done before the first copy, when all is found that this one needs.
+  template <class First>
+  __device__ __forceinline__ void ask_for_x(const Cursor& at, int place, const First& first) const {
     const uint32_t to = ring.stage(place) + Stage::kXAt;
     const int boxes = 2 * steps;
     if constexpr (Stage::kNarrow) {
-      if (p.deep_x) return ptx::copy_box(to, p.maps[kMapOfX], 0, at.token, at.stage * boxes, ring.full(place), again);
+      if (p.deep_x) {
+        first();
+        return ptx::copy_box(to, p.maps[kMapOfX], 0, at.token, at.stage * boxes, ring.full(place), ptx::kLastOut);
+      }
     }
+    first();
 #pragma unroll Stage::kNarrow ? 1 : 8
     for (int i = 0; i < boxes; ++i)
       ptx::copy_box(to + i * Stage::kXBox, p.maps[kMapOfX], (at.stage * boxes + i) * 64, at.token, ring.full(place),
-                    again);
+                    ptx::kLastOut);
   }
 
   // Before the kernel before has ended: weights alone, and before any other warp of the block is needed.
@@ -118,10 +124,10 @@ struct Producer {
     }
   }
 
-  // After.
+  // Waits for it, then brings everything else.
   __device__ __forceinline__ void go_on() const {
     // Why apart: the address of x would be found after all that the loop needs.
-    ask_for_x(first, 0);
+    ask_for_x(first, 0, [] { ptx::wait_for_previous_kernel(); });
     Cursor at = first;
     auto place = ring.first();
     at.next(p, parts), place.next();
@@ -130,7 +136,7 @@ struct Producer {
       // The first round finds all places empty.
       if (i >= ring.depth()) ptx::wait_arrivals(ring.empty(place.index), place.parity ^ 1);
       if (i >= early) ask_for_weights(at, place.index);
-      ask_for_x(at, place.index);
+      ask_for_x(at, place.index, [] {});
       at.next(p, parts);
       place.next();
       // Why only now: its weights would be brought before what this product still needs.

@@ -76,23 +76,22 @@ struct Large {
 
   // ---- one thread brings everything --------------------------------------------------------------------------------
   __device__ __forceinline__ void bring_weights(const Cursor& at, int place) const {
-    const uint64_t once = ptx::make_policy<ptx::Keep::kFirstOut>(), again = ptx::make_policy<ptx::Keep::kLastOut>();
     ask_for_rows<Stage, Tile>(p, at.stage, (at.row_block * blocks + rank) * Tile::kRowTiles,
                               base + Map::kW + place * Map::kWBytes, base + Map::kWFull + 8 * place, 0,
-                              p.patches.token_tiles < kManyTiles ? once : again);
+                              p.patches.token_tiles < kManyTiles ? ptx::kFirstOut : ptx::kLastOut);
   }
 
   __device__ __forceinline__ void bring_x(const Cursor& at, int half, int place) const {
-    const uint64_t again = ptx::make_policy<ptx::Keep::kLastOut>();
     const uint32_t barrier = base + Map::kXFull + 8 * place;
     ptx::barrier_expect(barrier, p.tile_tokens * 128);
     if (blocks == 1) {
-      ptx::copy_box(base + place * Map::kXBytes, p.maps[kMapOfX], (at.stage * 2 + half) * 64, at.token, barrier, again);
+      ptx::copy_box(base + place * Map::kXBytes, p.maps[kMapOfX], (at.stage * 2 + half) * 64, at.token, barrier,
+                    ptx::kLastOut);
       return;
     }
     const int own = rank * (p.tile_tokens / 2);
     ptx::copy_box_to_all(base + place * Map::kXBytes + own * 128, p.maps[kMapOfX], (at.stage * 2 + half) * 64,
-                         at.token + own, barrier, 3, again);
+                         at.token + own, barrier, 3, ptx::kLastOut);
   }
 
   // Before the kernel before has ended: weights alone.

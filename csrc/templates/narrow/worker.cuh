@@ -15,11 +15,10 @@
 #include "../dequant/float.cuh"
 #include "../dequant/int.cuh"
 #include "../dequant/load.cuh"
-#include "../parts.cuh"
 #include "../ptx/async.cuh"
 #include "../ptx/mma.cuh"
+#include "ending.cuh"
 #include "groups.cuh"
-#include "meeting.cuh"
 #include "ring.cuh"
 #include "x_sums.cuh"
 
@@ -56,6 +55,11 @@ struct Worker {
   template <int Fragments>
   static constexpr int kTogether =
       !Ring::kApart && !kSums && Fragments >= 2 << (int{kWhole} + int{kColumns > 1}) ? 2 : 1;
+  // Whether what the end of a task needs is found before x is there. Why only in halves of a multiprocessor: others
+  // have several tasks, and their loops got up to 19% slower. Why not always there: registers.
+  static constexpr bool kFindsEnd =
+      Ring::kSplits && Stage::kHalf && !kFine && !(kColumns == 2 && (kSums || kBits == 1));
+  using Ending = narrow::Ending<Act, Tile, Stage, Ring, Problem, kFindsEnd>;
   // Whether x of the second half of a step is not to be loaded in the first: registers would not do.
   static constexpr bool kXApart = Ring::kApart && (kColumns == 4 || (kColumns == 2 && Stage::kBits <= 2 && !kSums));
 
@@ -84,6 +88,7 @@ struct Worker {
   const uint32_t room;        // for what is made of them
   const uint32_t own_sums;    // of a stage: sums of x of this part, this lane's tokens
   uint32_t own[4];            // of a stage: where this lane reads x of a box: 16 bytes of a token, swizzled
+  const Ending ending;
 
   // table: of a codebook, in shared memory.
   __device__ Worker(const Problem& problem, const Ring& own_ring, uint32_t table, int own_warp, int own_lane)
@@ -100,7 +105,8 @@ struct Worker {
                                                  : (part * Stage::kSteps) >> problem.group_steps),
             lane)),
         room(Groups::kMade ? own_ring.groups() + own_warp * Groups::kRoom : 0),
-        own_sums(part * Stage::kSums + lane % 4 * (kSumBytes / 4)) {
+        own_sums(part * Stage::kSums + lane % 4 * (kSumBytes / 4)),
+        ending(problem, ring, tile, part, warp, lane) {
     const uint32_t own_x = Stage::kXAt + part * Stage::kX;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -142,7 +148,7 @@ struct Worker {
 
   // What comes to this block where those of a cluster share K.
   static __device__ __forceinline__ int meeting_bytes(const Problem& p) {
-    if constexpr (Ring::kSplits) return Meeting<Tile, Ring>::bytes(p.ring);
+    if constexpr (Ring::kSplits) return narrow::meeting_bytes<Tile>(p.ring);
     return 0;
   }
 
@@ -257,49 +263,12 @@ struct Worker {
     }
   }
 
-  __device__ __forceinline__ float table_unit() const {
-    if constexpr (Weight::kCodebook) {
-      return decoder.unit();
-    } else {
-      return 1.0f;
-    }
-  }
-
-  __device__ __forceinline__ void finish(const Part& done, Sum& total) const {
-    const float unit = table_unit();
-    if (Weight::kCodebook)
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) total[column][i] *= unit;
-    const auto sums = [&](int column, int i) { return total[column][i]; };
-    if constexpr (Ring::kSplits) {
-      const Split& split = p.ring.split;
-      // Blocks of half a multiprocessor have no parts of tasks.
-      if constexpr (!Stage::kHalf)
-        if (p.ring.whole && done.end - done.begin < p.deal.stages) {
-          int own = lane;
-          if (Tile::kTokens == 16) ptx::hold_below<32>(own);  // Why: as in Meeting::add_up
-          return keep_part<Tile>(p, blockIdx.x, done.place, 0, warp, own, sums);
-        }
-      const Meeting<Tile, Ring> meeting{p.ring, ring, warp, lane};
-      const bool meet = p.ring.slices > 1;
-      if (meet && tile < split.row_tiles) meeting.hand_in(tile, part, total);
-      // The row tile that this warp stores.
-      const int own = meet ? meeting.own_tile() : tile;
-      const bool stores = own < split.row_tiles;
-      const RowsOfY<Act, Tile, Problem> rows(p, stores ? (done.task * split.row_tiles + own) * 16 : p.n, 0, lane);
-      if (meet) meeting.add_up(stores, total);
-      rows.store(sums);
-    } else {
-      finish_part<Act, Tile>(p, done, blockIdx.x, 0, warp, lane, sums);
-    }
-  }
-
   __device__ __forceinline__ void run(const Parts& parts) const {
     auto place = ring.first();
     bool idle = false;
     if constexpr (Ring::kSplits) idle = tile >= p.ring.split.row_tiles;
+    Ending end = ending;
+    end.bring();
 #pragma unroll 1
     for (int turn = 0; turn < parts.count; ++turn) {
       const Part now = kFindPart ? Parts(p.deal, ptx::block_again())[turn] : parts[turn];
@@ -335,7 +304,14 @@ struct Worker {
         __syncwarp();
         if (lane == 0) ptx::arrive(ring.empty(place.index));
       }
-      finish(now, total);
+      if constexpr (Weight::kCodebook) {
+        const float unit = decoder.unit();
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) total[column][i] *= unit;
+      }
+      end.finish(now, total);
     }
   }
 };

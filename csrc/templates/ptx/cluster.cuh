@@ -72,22 +72,6 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 #endif
 }
 
-// Floats to the place `to` of this block's shared memory, but in the block of rank `block`, whose barrier at the place
-// `barrier` counts their bytes. Why not a plain store: its release would wait for every copy that is under way.
-__device__ __forceinline__ void store_in_cluster(uint32_t to, uint32_t barrier, uint32_t block, const float (&v)[4]) {
-#ifdef LOWBIT_CLUSTERS
-  asm volatile(
-      "{\n"
-      ".reg .b32 there, counts;\n"
-      "mapa.shared::cluster.u32 there, %0, %2;\n"
-      "mapa.shared::cluster.u32 counts, %1, %2;\n"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [counts];\n"
-      "}\n" ::"r"(to),
-      "r"(barrier), "r"(block), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
-      : "memory");
-#endif
-}
-
 // A place in the shared memory of a block of this cluster, and that one's barrier that counts what comes there.
 struct PlaceInCluster {
   uint32_t to, counts;
@@ -103,7 +87,8 @@ __device__ __forceinline__ PlaceInCluster place_in_cluster(uint32_t to, uint32_t
   return place;
 }
 
-// As store_in_cluster, `offset` bytes behind the place.
+// Floats to `offset` bytes behind the place; the barrier counts their bytes. Why not a plain store: its release would
+// wait for every copy that is under way.
 __device__ __forceinline__ void store_behind(const PlaceInCluster& place, int offset, const float (&v)[1]) {
 #ifdef LOWBIT_CLUSTERS
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %2, [%1];\n" ::"r"(place.to + offset),

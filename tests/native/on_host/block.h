@@ -84,7 +84,6 @@ inline std::map<int, Meeting> of_number[kMostBlocks];
 inline Meeting of_cluster;
 inline int ended_in_cluster;                // threads
 inline int moved;                           // waits that ended, and threads, since the threads had their turn last
-inline int at_previous;                     // threads that came to where they wait for the kernel before
 inline bool previous_ended;                 // the kernel before
 inline std::function<void()> hide, reveal;  // what that kernel leaves: called when a cluster begins, and when it ended
 inline uint32_t exchange[kMostWarps][32][8];  // what the lanes of a warp show each other
@@ -283,7 +282,6 @@ inline void enter() {
 }
 
 inline void wait_for_previous_kernel() {
-  ++at_previous;
   wait_until([] { return previous_ended; });
 }
 
@@ -309,15 +307,11 @@ inline void launch(const std::function<void()>& function, int blocks, int count,
       fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = fiber.stack.size();
       makecontext(&fiber.context, enter, 0);
     }
-    at_previous = 0, previous_ended = false;
+    previous_ended = false;
     if (hide) hide();
     const int all = cluster * count;
     int left = all;
     for (int round = 0; left; ++round) {
-      if (!previous_ended && at_previous == all) {
-        previous_ended = true;
-        if (reveal) reveal();
-      }
       left = moved = 0;
       for (int i = 0; i < all; ++i) {
         be(round % 2 ? all - 1 - i : i);  // Why both ways: the first to run must not always be the same
@@ -326,7 +320,13 @@ inline void launch(const std::function<void()>& function, int blocks, int count,
         swapcontext(&home, &fiber.context);
         left += !fiber.done, moved += fiber.done;
       }
-      if (!moved && !under_way.empty()) let_one_come();
+      if (moved) continue;
+      if (!under_way.empty()) {
+        let_one_come();
+      } else if (!previous_ended) {  // as late as can be: nothing else goes on without it
+        previous_ended = true;
+        if (reveal) reveal();
+      }
     }
   }
 }

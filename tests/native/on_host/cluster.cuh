@@ -21,21 +21,17 @@ inline void barrier_init(uint32_t barrier) {
 inline void barrier_expect(uint32_t barrier, int bytes) { emulated::expect(barrier, bytes); }
 inline void barrier_wait(uint32_t barrier, uint32_t parity) { emulated::wait_arrivals(barrier, parity); }
 
-template <int Count>
-void store_in_cluster(uint32_t to, uint32_t barrier, uint32_t block, const float (&v)[Count]) {
-  std::memcpy(emulated::place(to, sizeof(v), sizeof(v), block), v, sizeof(v));
-  emulated::use_barrier(barrier, block);
-  emulated::written_by(emulated::barrier(barrier, block).engine, to, sizeof(v), block);
-  emulated::count_bytes(barrier, sizeof(v), block);
-}
-
 struct PlaceInCluster {
   uint32_t to, counts, block;
 };
 inline PlaceInCluster place_in_cluster(uint32_t to, uint32_t barrier, uint32_t block) { return {to, barrier, block}; }
 template <int Count>
 void store_behind(const PlaceInCluster& place, int offset, const float (&v)[Count]) {
-  store_in_cluster(place.to + offset, place.counts, place.block, v);
+  const uint32_t to = place.to + offset;
+  std::memcpy(emulated::place(to, sizeof(v), sizeof(v), place.block), v, sizeof(v));
+  emulated::use_barrier(place.counts, place.block);
+  emulated::written_by(emulated::barrier(place.counts, place.block).engine, to, sizeof(v), place.block);
+  emulated::count_bytes(place.counts, sizeof(v), place.block);
 }
 
 }  // namespace lowbit::ptx

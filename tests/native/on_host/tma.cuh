@@ -70,11 +70,7 @@ namespace lowbit::ptx {
 
 inline bool elect_one() { return emulated::current % 32 == 0; }
 inline void publish_barriers() {}
-enum class Keep { kFirstOut, kLastOut };
-template <Keep Policy>
-uint64_t make_policy() {
-  return 0;
-}
+constexpr uint64_t kFirstOut = 0, kLastOut = 0;
 inline void copy_box(uint32_t to, const CUtensorMap& map, int inner, int outer, uint32_t barrier, uint64_t) {
   emulated::copy_box(to, map, {inner, outer, 0}, barrier);
 }
