@@ -24,7 +24,7 @@ struct Ending {
   struct Nothing {};
 
   const Problem& p;
-  const Ring& ring;
+  const Ring ring;  // Why not a reference: the worker that has both would have to lie in memory
   const int tile, part, warp, lane;  // row tile and part of K that the warp multiplies
   std::conditional_t<Early, Found, Nothing> found;
 
