@@ -1,7 +1,7 @@
 """Fits the costs of splits in csrc/cuda/split.h (gemm_sm90's n8 and n16) to results of sweep_splits.py, and says how
 well they choose.
 
-    python benchmarks/fit_split_costs.py benchmarks/results/nvidia-h200/sweep_splits_20261127_n8_n16.json
+    python benchmarks/fit_split_costs.py benchmarks/results/nvidia-h200/sweep_splits_20261128_n8_n16.json
 
 Needs torch and a C++ compiler (what a block walks is what csrc/cuda/split.h itself says). Prints the new constants, and
 what the split with the least cost takes more than the fastest one, before and after.
@@ -23,7 +23,7 @@ MEMORY = 4.3  # TB/s, as kBytesPerUs of csrc/cuda/split.h
 MOST_K_OF_HALVES = 128 * 128  # as kMostStepsOfHalves of split.h
 START = {
     "start": [[1.6, 1.6]] * 2, "waits": [[1.0, 1.0]] * 2, "x": [[0.02, 0.02]] * 2, "step": [[[0.06] * 8] * 2] * 2,
-    "idle": [0.1, 0.1], "both": [0.6, 2.0], "sums": [0.01, 0.01], "pair": [0.2, 0.2],
+    "both": [0.6, 2.0], "sums": [0.01, 0.01], "pair": [0.2, 0.2],
     "turn": [0.3, 0.3], "parts": [2.5, 2.5],
 }  # fmt: skip
 
@@ -53,11 +53,11 @@ def model_of(each: list[tuple[Product, Split]]) -> cost_fit.Model:
         columns.append((warps == WHOLE, tokens > 8, bits - 1, *work, parts, blocks > 1, sums, megabytes))
     table = torch.tensor(columns, dtype=torch.float64).T
     kind, wide, bits = (column.long() for column in table[:3])
-    steps, busy, blocks, turns, in_parts, parts, paired, sums, megabytes = table[3:]
+    steps, busy, turns, in_parts, parts, paired, sums, megabytes = table[3:]
 
     def model(c):
         products = steps * (busy + c["waits"][kind, wide]) * c["step"][kind, wide, bits]
-        memory = megabytes / MEMORY * (1 + c["idle"][kind] * (BLOCKS / blocks - 1))
+        memory = megabytes / MEMORY
         most, least = torch.maximum(products, memory), torch.minimum(products, memory)
         both = c["both"][kind] * least / most
         ends = paired * c["pair"][kind] / (1 + most) + turns * c["turn"][kind] + in_parts * c["parts"][kind]

@@ -49,22 +49,30 @@ def shares(split: tuple) -> tuple:
 
 
 def test_splits_that_are_chosen_are_close_to_the_fastest_that_were_measured(native):
+    swept = splits_of_few_rows("sweep_splits_20261128_n8_n16.json")
     times = {}
-    for product, of in splits_of_few_rows("sweep_splits_20261127_n8_n16.json").items():
+    # Of larger N blocks of 16 warps alone are possible, which are as they were.
+    for product, of in {**splits_of_few_rows("sweep_splits_20261127_n8_n16.json"), **swept}.items():
         for split, us in of.items():
             known = times.setdefault(product, {})
             known[shares(split)] = min(us, known.get(shares(split), us))
+    times = {product: of for product, of in times.items() if product in swept or product[0] > 8 * H200[0]}
     lost = losses(times, {product: shares(chosen_split(native, product)) for product in times})
-    assert len(lost) == len(times) > 500
-    assert sum(lost.values()) / len(lost) < 0.009, sorted(lost.items(), key=lambda item: -item[1])[:5]
-    assert max(lost.values()) < 0.13, max(lost, key=lost.get)
+    assert len(lost) == len(times) > 480
+    assert sum(lost.values()) / len(lost) < 0.006, sorted(lost.items(), key=lambda item: -item[1])[:5]
+    assert max(lost.values()) < 0.11, max(lost, key=lost.get)
 
 
 def test_halves_begin_when_it_was_measured_to_be_faster(native):
-    """Of twelve pairs of stages that are asked for early and eighths after which the next block begins."""
-    times = splits_of_few_rows("sweep_splits_20261127_early.json")
-    lost = losses(times, {product: chosen_split(native, product) for product in times})
-    assert len(lost) == len(times) > 350
+    """Of seven pairs of stages that are asked for early and eighths after which the next block begins."""
+    times, chosen = {}, {}
+    for product, of in splits_of_few_rows("sweep_splits_20261128_n8_n16.json").items():
+        split = chosen_split(native, product)
+        alike = {other: us for other, us in of.items() if shares(other) == shares(split)}
+        if split[4] == 8 and len(alike) == 7:
+            times[product], chosen[product] = alike, split
+    lost = losses(times, chosen)
+    assert len(lost) == len(times) > 250
     assert sum(lost.values()) / len(lost) < 0.013, sorted(lost.items(), key=lambda item: -item[1])[:5]
     assert max(lost.values()) < 0.12, max(lost, key=lost.get)
 

@@ -11,11 +11,10 @@ namespace lowbit::cuda {
 
 // What the time of a split depends on.
 struct SplitWork {
-  int64_t steps;   // of 128 k that a warp walks
-  int busy;        // warps of a scheduler that has the most: each of four has a quarter of a block's
-  int64_t blocks;  // that run at once
-  int64_t turns;   // whole tasks of a block beyond the first, one after the other
-  bool in_parts;   // whether a second kernel adds up sums of parts
+  int64_t steps;  // of 128 k that a warp walks
+  int busy;       // warps of a scheduler that has the most: each of four has a quarter of a block's
+  int64_t turns;  // whole tasks of a block beyond the first, one after the other
+  bool in_parts;  // whether a second kernel adds up sums of parts
 };
 
 constexpr int64_t ceil_div(int64_t all, int64_t by) { return (all + by - 1) / by; }
@@ -28,11 +27,10 @@ constexpr bool is_dealt(const Split& split) {
 constexpr SplitWork work_of(const Split& split, const SplitQuestion& q) {
   const int own = narrow::stage_steps(q.tokens, q.bits, split.warps, q.fine);
   const int64_t tasks = ceil_div(q.tiles, split.row_tiles), most = q.clusters[0];
-  SplitWork work{0, (split.row_tiles * split.parts + 3) / 4, std::min(tasks * split.blocks, most), 0, false};
+  SplitWork work{0, (split.row_tiles * split.parts + 3) / 4, 0, false};
   if (is_dealt(split)) {
     work.steps = ceil_div(ceil_div(tasks * q.steps, most), own) * own;
     work.in_parts = tasks % most != 0;
-    if (work.in_parts) work.blocks = most;
     return work;
   }
   if (split.blocks == 1) work.turns = ceil_div(tasks, most) - 1;
@@ -43,39 +41,37 @@ constexpr SplitWork work_of(const Split& split, const SplitQuestion& q) {
 // Microseconds, about. Products are the steps of a warp times `step` for each warp of a scheduler, and for `waits`
 // more, in which it waits for its own results. Of products and memory the lesser comes beside the greater, but for
 // `both` of its share of it. Fitted by benchmarks/fit_split_costs.py to products on an H200 (fp16, group 128, int1 to
-// int8, 34 shapes from 1024 x 3072 to 37888 x 3584; nvidia-h200/sweep_splits_20261127_n8_n16.json): of 540 products the
-// split with the least is 0.7% slower than the fastest one on average, within 5% in 98%, 9% at worst.
+// int8, 37 shapes from 1024 x 3072 to 37888 x 3584; nvidia-h200/sweep_splits_20261128_n8_n16.json, of more than 16896
+// rows _20261127_n8_n16): of 484 products the split with the least is 0.6% slower than the fastest one on average,
+// within 5% in 98%, 10% at worst.
 struct SplitCosts {
   float start[2], waits[2], x[2];  // of n8, n16; x: of 128 k of it
   float step[2][8];                // by bits, from 1
-  float idle;                      // what half of the multiprocessors take more of memory's time
   float both;
   float sums;         // of a row tile and 8 tokens, whenever twice as many parts of K meet
   float pair;         // of a cluster of two blocks, the less the longer a product takes
   float turn, parts;  // of a task beyond the first; of the second kernel
 };
-constexpr SplitCosts kHalfCosts = {{1.15f, 1.17f},
-                                   {1.57f, 1.19f},
-                                   {0.0129f, 0.0258f},
-                                   {{0.0434f, 0.0495f, 0.063f, 0.0566f, 0.0756f, 0.0935f, 0.103f, 0.0891f},
-                                    {0.0634f, 0.0691f, 0.0773f, 0.0757f, 0.123f, 0.117f, 0.128f, 0.11f}},
-                                   0.124f,
-                                   0.661f,
-                                   0.0f,
-                                   0.211f,
+constexpr SplitCosts kHalfCosts = {{1.0f, 1.16f},
+                                   {1.45f, 0.854f},
+                                   {0.0104f, 0.0222f},
+                                   {{0.0461f, 0.0531f, 0.0648f, 0.0597f, 0.0779f, 0.0958f, 0.109f, 0.0912f},
+                                    {0.0734f, 0.0777f, 0.0891f, 0.0832f, 0.135f, 0.131f, 0.151f, 0.111f}},
+                                   0.525f,
+                                   0.00031f,
+                                   0.147f,
                                    0.0f,
                                    0.0f};
-constexpr SplitCosts kWholeCosts = {{1.1f, 1.29f},
-                                    {0.343f, 0.603f},
-                                    {0.0105f, 0.0105f},
-                                    {{0.0769f, 0.0802f, 0.103f, 0.0905f, 0.126f, 0.14f, 0.161f, 0.15f},
-                                     {0.0968f, 0.0987f, 0.108f, 0.103f, 0.141f, 0.148f, 0.166f, 0.143f}},
-                                    0.0f,
-                                    1.66f,
-                                    0.0311f,
-                                    0.0f,
-                                    0.243f,
-                                    2.59f};
+constexpr SplitCosts kWholeCosts = {{1.07f, 1.24f},
+                                    {0.295f, 0.39f},
+                                    {0.0107f, 0.0136f},
+                                    {{0.0739f, 0.0792f, 0.1f, 0.0915f, 0.135f, 0.139f, 0.161f, 0.158f},
+                                     {0.1f, 0.101f, 0.113f, 0.107f, 0.153f, 0.153f, 0.177f, 0.155f}},
+                                    1.32f,
+                                    0.0255f,
+                                    0.0526f,
+                                    0.444f,
+                                    2.58f};
 constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
 
 constexpr float split_us(const Split& split, const SplitQuestion& q) {
@@ -85,8 +81,7 @@ constexpr float split_us(const Split& split, const SplitQuestion& q) {
   const auto steps = static_cast<float>(work.steps);
   const float products = steps * (static_cast<float>(work.busy) + costs.waits[own]) * costs.step[own][q.bits - 1];
   const float bytes = static_cast<float>(q.tiles) * static_cast<float>(q.steps * (256 * q.bits + 32));
-  const float idle = static_cast<float>(q.clusters[0]) / static_cast<float>(work.blocks) - 1;
-  const float memory = bytes / kBytesPerUs * (1 + costs.idle * idle);
+  const float memory = bytes / kBytesPerUs;
   const float most = std::max(products, memory), least = std::min(products, memory);
   int doubled = 0;
   for (int all = split.parts * split.blocks; all > 1; all /= 2) ++doubled;
@@ -97,13 +92,15 @@ constexpr float split_us(const Split& split, const SplitQuestion& q) {
 }
 
 // How early a block of half of a multiprocessor asks for weights, and lets the next one begin: when its own end is as
-// far as the next block's weights need. One whose weights its ring holds has asked for all of them soon; of a larger
-// one the next block's weights would come before its own. Measured on an H200, the best of twelve pairs of stages and
-// eighths for 369 splits (25 shapes, int1 to int8): this is 1.2% slower on average, 9% at worst; the best single pair
-// 2.3% (sweep_splits_20261127_early.json).
+// far as the next block's weights need, some 40 to 65 KB of it. One whose weights its ring holds has asked for all of
+// them soon; of a larger one the next block's weights would come before its own. Measured on an H200, the best of seven
+// pairs of stages and eighths for 702 splits (31 shapes, int1 to int8; sweep_splits_20261128_n8_n16.json): this is 0.7%
+// slower on average with 8 tokens, 1.1% with 16, 11% at worst; without the last step 8192 x 8192, int8 and 8 tokens
+// takes 19.6 us, so 17.9.
 constexpr Split half_of(Split split, const SplitQuestion& q) {
   const int64_t bytes = q.tiles * q.steps * (256 * q.bits + 32) / q.clusters[0];  // of a multiprocessor
-  split.early = bytes <= 90'000 ? 2 : 3, split.next_after = bytes <= 90'000 ? 3 : bytes <= 150'000 ? 5 : 6;
+  split.early = bytes <= 66'000 ? 2 : 3;
+  split.next_after = bytes <= 66'000 ? 3 : bytes <= 120'000 ? 5 : bytes <= 265'000 ? 6 : 7;
   return split;
 }
 
@@ -153,7 +150,9 @@ constexpr TimedSplit fastest_split(const SplitQuestion& q) {
       int parts = q.warps / static_cast<int>(rows);
       while (parts > 1 && !(q.fits >> parts & 1)) --parts;
       look_at(static_cast<int>(rows), parts, blocks);
-      if (parts > 1) look_at(static_cast<int>(rows), parts / 2, blocks);
+      // Why not: half of the warps of a whole multiprocessor would be idle. 8192 x 28672, n16, W6 49.0 us, 8 x 2 x 2 45.7.
+      const bool half_idle = !half && parts == 2 && blocks == 2;
+      if (parts > 1 && !half_idle) look_at(static_cast<int>(rows), parts / 2, blocks);
     }
   }
   if (half && best.us < kNoSplit && too_fine(best.split, q)) return {{}, kNoSplit};

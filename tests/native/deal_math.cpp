@@ -109,12 +109,12 @@ PYBIND11_MODULE(deal_math, m) {
     return std::array<int, 6>{split.row_tiles, split.parts, split.blocks, split.early, split.warps, split.next_after};
   });
   m.def("has_room", lowbit::narrow::has_room);
-  // Of split_us: steps, busy, blocks, turns, whether in parts.
+  // Of split_us: steps, busy, turns, whether in parts.
   m.def("split_work", [](int64_t tiles, int64_t steps, int tokens, int bits, std::array<int, 6> split,
                          std::array<int, 2> clusters, bool fine) {
     const auto found = lowbit::cuda::work_of({split[0], split[1], split[2], split[3], split[4], split[5]},
                                              {tiles, steps, tokens, bits, split[4], clusters.data(), ~0u, fine});
-    return std::tuple(found.steps, found.busy, found.blocks, found.turns, found.in_parts);
+    return std::tuple(found.steps, found.busy, found.turns, found.in_parts);
   });
   m.def("split_us", [](int64_t tiles, int64_t steps, int tokens, int bits, std::array<int, 6> split,
                        std::array<int, 2> clusters, bool fine) {
