@@ -90,7 +90,7 @@ struct Stage {
 // The ring of narrow tiles, as narrow/worker.cuh wants it: barriers, sums of x, stages.
 template <class Stage>
 struct Ring {
-  static constexpr bool kApart = true, kSplits = false;
+  static constexpr bool kApart = true, kSplits = false, kOneTask = false;
   static constexpr bool kByEngine = false;  // cp.async is ordered by the barriers
   static constexpr bool kSumsLast = true;   // sums of x follow from all of a stage: who has seen them has seen that
 

@@ -218,7 +218,7 @@ template <class Stage>
 struct Ring {
   using Map = gemm_sm90::Map<Stage>;
   static constexpr bool kApart = false, kSplits = Stage::kNarrow;
-  static constexpr bool kSumsLast = false, kByEngine = true;
+  static constexpr bool kSumsLast = false, kByEngine = true, kOneTask = Stage::kHalf;
 
   const uint32_t base;
   const narrow::Stages& stages;

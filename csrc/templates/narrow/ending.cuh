@@ -12,7 +12,7 @@
 
 namespace lowbit::narrow {
 
-template <class Act, class Tile, class Stage, class Ring, class Problem, bool Early>
+template <class Act, class Tile, class Ring, class Problem, bool Early>
 struct Ending {
   using Meeting = narrow::Meeting<Tile, Ring>;
   using Rows = RowsOfY<Act, Tile, Problem>;
@@ -24,7 +24,7 @@ struct Ending {
   struct Nothing {};
 
   const Problem& p;
-  const Ring ring;  // Why not a reference: the worker that has both would have to lie in memory
+  const Ring ring;                   // Why not a reference: the worker that has both would have to lie in memory
   const int tile, part, warp, lane;  // row tile and part of K that the warp multiplies
   std::conditional_t<Early, Found, Nothing> found;
 
@@ -64,15 +64,14 @@ struct Ending {
       found.meeting.add_up(found.rows.left, total);
       found.rows.store(sums);
     } else {
-      // Blocks of half a multiprocessor have no more than a part of a task.
-      if constexpr (!Stage::kHalf)
+      if constexpr (!Ring::kOneTask)
         if (p.ring.whole && done.end - done.begin < p.deal.stages) {
           int own = lane;
           if (Tile::kColumns == 2) ptx::hold_below<32>(own);  // Why: else it is found before the first stage, and kept
           return keep_part<Tile>(p, blockIdx.x, done.place, 0, warp, own, sums);
         }
       const Meeting meeting = find_meeting();
-      const bool meets = Stage::kHalf || p.ring.slices > 1;
+      const bool meets = Ring::kOneTask || p.ring.slices > 1;
       if (meets) meeting.hand_in(total);
       const Rows rows = find_rows(done.task, true);
       if (meets) meeting.add_up(rows.left, total);

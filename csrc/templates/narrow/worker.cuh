@@ -7,9 +7,9 @@
 // where its places, their barriers, their sums of x [part of K] and that room lie (`stage`, `full`, `summed`, `empty`,
 // `sums`, `groups`), the order of places (`first`), whether sums that are there tell that all of the stage is
 // (`kSumsLast`), whether registers are so few that loads of steps and groups are kept apart (`kApart`), whether the
-// copy engine writes stages (`kByEngine`), and whether warps may share K (`kSplits`; then where sums meet,
-// meeting.cuh). Problem: what load.cuh, groups.cuh and parts.cuh need, group_steps, and where warps may share K ring
-// (Stages).
+// copy engine writes stages (`kByEngine`), whether warps may share K (`kSplits`; then where sums meet, meeting.cuh),
+// and whether a block has no more than a part of one task (`kOneTask`). Problem: what load.cuh, groups.cuh and
+// parts.cuh need, group_steps, and where warps may share K ring (Stages).
 #pragma once
 #include "../dequant/codebook.cuh"
 #include "../dequant/float.cuh"
@@ -57,9 +57,8 @@ struct Worker {
       !Ring::kApart && !kSums && Fragments >= 2 << (int{kWhole} + int{kColumns > 1}) ? 2 : 1;
   // Whether what the end of a task needs is found before x is there. Why only in halves of a multiprocessor: others
   // have several tasks, and their loops got up to 19% slower. Why not always there: registers.
-  static constexpr bool kFindsEnd =
-      Ring::kSplits && Stage::kHalf && !kFine && !(kColumns == 2 && (kSums || kBits == 1));
-  using Ending = narrow::Ending<Act, Tile, Stage, Ring, Problem, kFindsEnd>;
+  static constexpr bool kFindsEnd = Ring::kOneTask && !kFine && !(kColumns == 2 && (kSums || kBits == 1));
+  using Ending = narrow::Ending<Act, Tile, Ring, Problem, kFindsEnd>;
   // Whether x of the second half of a step is not to be loaded in the first: registers would not do.
   static constexpr bool kXApart = Ring::kApart && (kColumns == 4 || (kColumns == 2 && Stage::kBits <= 2 && !kSums));
 
