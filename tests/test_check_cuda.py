@@ -19,6 +19,10 @@ GOOD = ["S2R", "PREEXIT", "LDGSTS.E.BYPASS.128", "ACQBULK", "LDG.E.128", "HMMA.1
 
 EMPTY = ["LDC", "EXIT", "BRA", "NOP", "NOP"]
 BOXED = ["PREEXIT", "UTMALDG.2D", "ACQBULK", "UTMALDG.2D", "UTMALDG.2D", "HGMMA.64x32x16.F32", "STG.E.128", "EXIT"]
+#: Of a kernel of which one thread brings x.
+BROUGHT = ["PREEXIT", "UTMALDG.2D", "ACQBULK", "HGMMA.64x32x16.F32", "STG.E.128", "EXIT", "ACQBULK", "UTMALDG.2D"]
+BROUGHT_TWICE = [*BROUGHT, "ACQBULK", "UTMALDG.3D", "EXIT"]
+CODE = {NARROW: BROUGHT_TWICE, WIDE: BROUGHT, LARGE: BOXED}
 
 
 def replaced(old: str, *new: str) -> list[str]:
@@ -48,11 +52,25 @@ def test_weights_and_x_that_come_as_boxes_are_found_on_both_sides(name):
     def found(code):
         return list(check_cuda.order_problems(name, code))
 
-    assert found(BOXED) == []
-    assert "nothing above the wait, expected its weights there, by UTMALDG" in found(BOXED[:1] + BOXED[2:])[0]
-    assert "nothing below the wait, expected x there, by UTMALDG" in found(BOXED[:3] + BOXED[5:])[0]
-    assert len(found(GOOD)) == 2, "other loads are no boxes"
-    assert "has UTMASTG.2D above the wait" in found(["UTMASTG.2D", *BOXED])[0]
+    boxed = CODE[name]
+    without_x = [*boxed[:3], *(c for c in boxed[3:] if not c.startswith("UTMALDG"))]
+    assert found(boxed) == []
+    assert "nothing above the wait, expected its weights there, by UTMALDG" in found(boxed[:1] + boxed[2:])[0]
+    assert "nothing below the wait, expected x there, by UTMALDG" in found(without_x)[-1]
+    other = [c.replace("UTMALDG.2D", "LDG.E.128").replace("UTMALDG.3D", "LDG.E.128") for c in boxed]
+    assert any("by UTMALDG" in sentence for sentence in found(other)), "other loads are no boxes"
+    assert "has UTMASTG.2D above the wait" in found(["UTMASTG.2D", *boxed])[0]
+
+
+@pytest.mark.parametrize(("name", "code"), [(NARROW, BROUGHT_TWICE), (WIDE, BROUGHT)])
+def test_x_that_is_brought_by_a_thread_that_has_not_waited_is_found(name, code):
+    def found(code):
+        return list(check_cuda.order_problems(name, code))
+
+    at = 6  # its first wait, then the copy
+    assert "waits" in found(code[:at] + code[at + 1 :])[0]
+    swapped = [*code[:at], code[at + 1], code[at], *code[at + 2 :]]
+    assert found(swapped)[:2] == ["brings x after wait 1", "does not bring x after wait 2"]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +83,7 @@ def test_weights_and_x_that_come_as_boxes_are_found_on_both_sides(name):
     ],
 )
 def test_kernel_is_empty_where_it_never_runs_and_only_there(name, arch, runs):
-    assert (list(check_cuda.code_problems(name, arch, BOXED)) == []) is runs
+    assert (list(check_cuda.code_problems(name, arch, CODE[name])) == []) is runs
     assert (list(check_cuda.code_problems(name, arch, EMPTY)) == []) is not runs
     assert list(check_cuda.code_problems(OTHER, arch, EMPTY)) == []
 
@@ -236,8 +254,11 @@ __global__ void __maxnreg__(88) multiply(const __grid_constant__ Map w, const __
   if (!Late) BOX(w);
   WAIT;
   if (Late) BOX(w);
-  BOX(x);
   parts[threadIdx.x] = 1;
+  WAIT;
+  BOX(x);
+  WAIT;
+  BOX(x);
 #endif
 }
 using Out = float*;

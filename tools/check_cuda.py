@@ -6,7 +6,7 @@ Of every kernel: no spill, no stack frame and no wgmma that waits for the one be
 block leave room for a second one on a multiprocessor, or never do (ALONE). Of those that may start before their
 predecessor ends (OVERLAPS, compute capability 9.0 and newer; CONTRIBUTING.md has the rules): weights are fetched above
 the wait and x below it, nothing is written and no thread leaves above it, and no load goes through the read-only path,
-which the assembler moves below the wait. Of all others: they never let the next kernel start early. Of those that read
+which the assembler moves below the wait; a thread that brings x to others waits for itself (BRINGERS). Of all others: they never let the next kernel start early. Of those that read
 what the copy engine brings by other loads than wgmma: no load is under way when they give it back. The order is that of
 the listing. A kernel may be empty for a target that it never runs on (RUNS_ON).
 
@@ -85,6 +85,9 @@ RUNS_ON = {
     re.compile(BOXES[1]): re.compile("90a"),
 }
 
+#: Kernels of which a thread brings x that waits for itself, and how often: for one box of x, or for several.
+BRINGERS = {re.compile(_NARROW.format("(8|16)")): 2, re.compile(BOXES[0]): 1}
+
 _USAGE = re.compile(r"^ Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", re.MULTILINE)
 _THREADS = re.compile(
     r"^\.nv\.info\.(\S+)$|EIATTR_MAX_THREADS\s+Format:\s+EIFMT_SVAL\s+Value:\s+(\S+) (\S+) (\S+)", re.M
@@ -115,10 +118,16 @@ def order_problems(name: str, code: list[str]) -> Iterator[str]:
         if starts_next:
             yield "lets the next kernel start early, expected only of families decode, gemm_sm80 and gemm_sm90"
         return
-    if waits != 1:
-        yield f"waits {waits} times for the kernel before, expected once (griddepcontrol.wait)"
+    expected = 1 + next((more for names, more in BRINGERS.items() if names.match(name)), 0)
+    if waits != expected:
+        yield f"waits {waits} times for the kernel before, expected {expected} (griddepcontrol.wait)"
         return
-    wait = code.index("ACQBULK")
+    wait, *own_waits = (i for i, c in enumerate(code) if c == "ACQBULK")
+    # What lies between two waits belongs to the first: x is brought after each of a thread that brings it.
+    for begin, end in zip([wait, *own_waits], [*own_waits, len(code)]):
+        brings = any(c.startswith("UTMALDG") for c in code[begin:end])
+        if own_waits and brings is (begin == wait):
+            yield f"{'brings' if brings else 'does not bring'} x after wait {code[:begin].count('ACQBULK') + 1}"
     above, below = (
         [c for c in half if c.startswith(("LDG", "UBLKCP", "UTMALDG"))] for half in (code[:wait], code[wait:])
     )
