@@ -6,9 +6,10 @@ Of every kernel: no spill, no stack frame and no wgmma that waits for the one be
 block leave room for a second one on a multiprocessor, or never do (ALONE). Of those that may start before their
 predecessor ends (OVERLAPS, compute capability 9.0 and newer; CONTRIBUTING.md has the rules): weights are fetched above
 the wait and x below it, nothing is written and no thread leaves above it, and no load goes through the read-only path,
-which the assembler moves below the wait; a thread that brings x to others waits for itself (BRINGERS). Of all others: they never let the next kernel start early. Of those that read
-what the copy engine brings by other loads than wgmma: no load is under way when they give it back. The order is that of
-the listing. A kernel may be empty for a target that it never runs on (RUNS_ON).
+which the assembler moves below the wait; a thread that brings x to others waits for itself (BRINGERS). Of all others:
+they never let the next kernel start early. Of those that read what the copy engine brings by other loads than wgmma: no
+load is under way when they give it back. The order is that of the listing. A kernel may be empty for a target that it
+never runs on (RUNS_ON).
 
 Without arguments it checks all objects of the last build. Prints one line a broken rule; exits with 1 if there is one.
 """
