@@ -150,7 +150,8 @@ constexpr TimedSplit fastest_split(const SplitQuestion& q) {
       int parts = q.warps / static_cast<int>(rows);
       while (parts > 1 && !(q.fits >> parts & 1)) --parts;
       look_at(static_cast<int>(rows), parts, blocks);
-      // Why not: half of the warps of a whole multiprocessor would be idle. 8192 x 28672, n16, W6 49.0 us, 8 x 2 x 2 45.7.
+      // Why not: half of the warps of a whole multiprocessor would be idle. 8192 x 28672, n16, W6 49.0 us, 8 x 2 x
+      // 2 45.7.
       const bool half_idle = !half && parts == 2 && blocks == 2;
       if (parts > 1 && !half_idle) look_at(static_cast<int>(rows), parts / 2, blocks);
     }
