@@ -17,6 +17,8 @@ WHOLE = ("20261127", "20261127_small_layers", "20261127_all_bits")
 ROWS = ("_rows", "_rows_all_bits", "_rows_of_few", "_rows_of_few_all_bits", "_all_blocks")
 OTHERS = ("halves_20261127", *(f"20261127{which}" for which in ROWS))
 FILES = tuple(RESULTS / f"tiles_{which}.json" for which in WHOLE + OTHERS)
+#: Of sweep_splits.py: n8 and n16 since, with as many rows, by any split (the plan's is 0.6% behind the fastest).
+SPLITS = RESULTS / "sweep_splits_20261128_n8_n16.json"
 SM90, CLUSTERS = 2, [132, 66]
 INTS = [f"int{bits}" for bits in range(1, 9)]
 SMALLEST = 8  # tokens of a tile of family gemm_sm90; those of decode have no costs
@@ -56,17 +58,24 @@ class Weight:
         return us[near] if alike else us[near] * self.predicted(tile, m) / self.predicted(tile, near)
 
 
-def weights(files=FILES) -> list[Weight]:
+def weights(files=FILES, splits=SPLITS) -> list[Weight]:
     made: dict[tuple, Weight] = {}
+
+    def improve(dtype: str, n: int, k: int, m: int, tile: int, us: float) -> None:
+        """By another kind of blocks; fewer rows of as many tiles take no longer."""
+        times = made[dtype, n, k].us.get(tile, {}) if (dtype, n, k) in made else {}
+        for rows in times:
+            if rows <= m and -(-rows // tile) == -(-m // tile):
+                times[rows] = min(us, times[rows])
+
     for file in files:
         for dtype, n, k, m, tile, *blocks, us in json.loads(Path(file).read_text())["rows"]:
             if tile < SMALLEST or dtype not in INTS:
                 continue
             if not blocks:
                 made.setdefault((dtype, n, k), Weight(dtype, n, k)).us[tile].setdefault(m, us)
-            # Of any kind of blocks; fewer rows of as many tiles take no longer.
-            times = made[dtype, n, k].us.get(tile, {}) if (dtype, n, k) in made else {}
-            for rows in times:
-                if rows <= m and -(-rows // tile) == -(-m // tile):
-                    times[rows] = min(us, times[rows])
+            improve(dtype, n, k, m, tile, us)
+    for dtype, n, k, tile, split, us in json.loads(Path(splits).read_text())["rows"]:
+        if split:
+            improve(dtype, n, k, tile, tile, us)
     return list(made.values())
