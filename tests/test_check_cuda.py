@@ -70,7 +70,14 @@ def test_x_that_is_brought_by_a_thread_that_has_not_waited_is_found(name, code):
     at = 6  # its first wait, then the copy
     assert "waits" in found(code[:at] + code[at + 1 :])[0]
     swapped = [*code[:at], code[at + 1], code[at], *code[at + 2 :]]
-    assert found(swapped)[:2] == ["brings x after wait 1", "does not bring x after wait 2"]
+    assert found(swapped)[0] == "brings x and multiplies after wait 1"
+    # The same where the thread that brings x comes first, behind those of its warp that were not elected.
+    first = [*code[:2], "ELECT", "EXIT", *code[at:], *code[2:at]]
+    assert found(first) == []
+    assert found([c for c in first if c != "ELECT"]) == [
+        "has EXIT above the wait, expected neither writes nor exits there"
+    ]
+    assert "neither brings x nor multiplies after wait 1" in found([*first[:4], first[5], first[4], *first[6:]])
 
 
 @pytest.mark.parametrize(
@@ -221,6 +228,11 @@ KERNELS = """
   : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w) : "l"(from) : "memory")
 #define BOX(map) asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes" \\
   " [%0], [%1, {%2, %2}], [%0];" :: "r"(0), "l"(&map), "r"(0) : "memory")
+#define MULTIPLY(to) asm volatile("{ .reg .f32 a, b, c; mov.f32 a, 0f00000000; mov.f32 b, a; mov.f32 c, a;" \\
+  " mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, a, b, c}, {%1, %1, %1, %1}, {%1, %1}, {a, a, a, a}; }" \\
+  : "=f"(to) : "r"(threadIdx.x))
+#define GIVE_BACK asm volatile("{ .reg .b64 state; fence.proxy.async.shared::cta;" \\
+  " mbarrier.arrive.shared.b64 state, [%0]; }" :: "r"(0) : "memory")
 #define KERNEL __global__ void __launch_bounds__(256, 2)
 struct Map { alignas(64) long words[16]; };
 namespace lowbit::decode {
@@ -254,7 +266,8 @@ __global__ void __maxnreg__(88) multiply(const __grid_constant__ Map w, const __
   if (!Late) BOX(w);
   WAIT;
   if (Late) BOX(w);
-  parts[threadIdx.x] = 1;
+  MULTIPLY(parts[threadIdx.x]);
+  GIVE_BACK;
   WAIT;
   BOX(x);
   WAIT;

@@ -124,11 +124,14 @@ def order_problems(name: str, code: list[str]) -> Iterator[str]:
         yield f"waits {waits} times for the kernel before, expected {expected} (griddepcontrol.wait)"
         return
     wait, *own_waits = (i for i, c in enumerate(code) if c == "ACQBULK")
-    # What lies between two waits belongs to the first: x is brought after each of a thread that brings it.
+    # What lies between two waits belongs to the first: threads that multiply have one, others bring x after theirs.
     for begin, end in zip([wait, *own_waits], [*own_waits, len(code)]):
-        brings = any(c.startswith("UTMALDG") for c in code[begin:end])
-        if own_waits and brings is (begin == wait):
-            yield f"{'brings' if brings else 'does not bring'} x after wait {code[:begin].count('ACQBULK') + 1}"
+        brings, multiplies = (
+            any(c.startswith(what) for c in code[begin:end]) for what in ("UTMALDG", ("HMMA", "HGMMA"))
+        )
+        if own_waits and brings is multiplies:
+            both = "brings x and multiplies" if brings else "neither brings x nor multiplies"
+            yield f"{both} after wait {code[:begin].count('ACQBULK') + 1}"
     above, below = (
         [c for c in half if c.startswith(("LDG", "UBLKCP", "UTMALDG"))] for half in (code[:wait], code[wait:])
     )
@@ -137,7 +140,11 @@ def order_problems(name: str, code: list[str]) -> Iterator[str]:
         yield f"fetches nothing above the wait, expected its weights there{box and ', by UTMALDG'}"
     if not any(c.startswith(box or "LDG") for c in below):
         yield f"fetches nothing below the wait, expected x there{box and ', by UTMALDG'}"
+    # Of a warp that brings x all threads leave but the one that was elected: the others' wait is the block's.
+    elected = "ELECT" if own_waits else None
     for c in dict.fromkeys(code[:wait]):
+        if c == "EXIT" and elected in code[: code.index(c)]:
+            continue
         if c.startswith(("STG", "ST.", "RED", "ATOM", "UBLKRED", "UTMASTG", "UTMAREDG")) or c == "EXIT":
             yield f"has {c} above the wait, expected neither writes nor exits there"
     for c in dict.fromkeys(above + below):
