@@ -11,11 +11,13 @@
 
 namespace lowbit::narrow {
 
+constexpr int kColumnBytes = 512;  // of a warp's sums of 8 tokens
+
 // Of all slices of the row tiles that come to this block of a cluster.
 template <class Tile>
 __device__ __forceinline__ int meeting_bytes(const Stages& stages) {
   const int own = (stages.split.row_tiles - static_cast<int>(blockIdx.x & 1) + 1) / 2;
-  return own * stages.slices * Tile::kColumns * 512;
+  return own * stages.slices * Tile::kColumns * kColumnBytes;
 }
 
 // What a warp needs to hand in its sums of a task, and to add up those of its row tile. Why apart from doing so: it can
@@ -23,7 +25,7 @@ __device__ __forceinline__ int meeting_bytes(const Stages& stages) {
 // takes five cycles and more.
 template <class Tile, class Ring>
 struct Meeting {
-  static constexpr int kColumns = Tile::kColumns, kColumnBytes = 512, kSlice = kColumns * kColumnBytes;
+  static constexpr int kColumns = Tile::kColumns, kSlice = kColumns * kColumnBytes;
   using Sum = float[kColumns][4];
 
   uint32_t met;                // where there are two blocks: the barrier

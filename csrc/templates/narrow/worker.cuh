@@ -56,7 +56,8 @@ struct Worker {
   static constexpr int kTogether =
       !Ring::kApart && !kSums && Fragments >= 2 << (int{kWhole} + int{kColumns > 1}) ? 2 : 1;
   // Whether what the end of a task needs is found before x is there. Why only in halves of a multiprocessor: others
-  // have several tasks, and their loops got up to 19% slower. Why not always there: registers.
+  // may have several tasks, and need the registers for blocks of add_parts beside them: they got up to 19% slower. Why
+  // not always there: registers.
   static constexpr bool kFindsEnd = Ring::kOneTask && !kFine && !(kColumns == 2 && (kSums || kBits == 1));
   using Ending = narrow::Ending<Act, Tile, Ring, Problem, kFindsEnd>;
   // Whether x of the second half of a step is not to be loaded in the first: registers would not do.
