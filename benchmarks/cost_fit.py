@@ -39,13 +39,15 @@ class Measured:
         chosen = predicted <= self._each(predicted, "amin")[self.product]
         return self._each(torch.where(chosen, self.slower, -torch.inf), "amax")
 
-    def _softly_lost(self, predicted: torch.Tensor) -> torch.Tensor:
-        score = -SHARP * predicted.log()
+    def _softly_lost(self, predicted: torch.Tensor, sharp: float) -> torch.Tensor:
+        score = -sharp * predicted.log()
         share = (score - self._each(score.detach(), "amax")[self.product]).exp()
         total = torch.zeros(self.count, dtype=torch.float64).scatter_add(0, self.product, share)
         return (share / total[self.product] * self.slower).sum() / self.count
 
-    def fit(self, model: Model, start: dict[str, object], steps: int = 800) -> dict[str, torch.Tensor]:
+    def fit(
+        self, model: Model, start: dict[str, object], steps: int = 800, sharp: float = SHARP
+    ) -> dict[str, torch.Tensor]:
         """The constants, found by Adam from those of ``start`` (numbers, or nested lists of them)."""
         logs = {name: torch.tensor(value, dtype=torch.float64).log().requires_grad_() for name, value in start.items()}
         counts = (-SLOWER * self.slower).exp()
@@ -55,7 +57,7 @@ class Measured:
                 optimizer.zero_grad()
                 predicted = model({name: log.exp() for name, log in logs.items()})
                 square = (counts * (predicted.log() - self.us.log()) ** 2).sum() / counts.sum()
-                (SQUARES * square + self._softly_lost(predicted) if chooses else square).backward()
+                (SQUARES * square + self._softly_lost(predicted, sharp) if chooses else square).backward()
                 optimizer.step()
         return {name: log.detach().exp() for name, log in logs.items()}
 

@@ -70,7 +70,7 @@ def model_of(each: list[tuple[Product, Split]]) -> cost_fit.Model:
 def text_of(value: torch.Tensor) -> str:
     if value.dim():
         return "{" + ", ".join(text_of(one) for one in value) + "}"
-    return f"{value:.3g}f"
+    return f"{value:#.3g}f"
 
 
 def by_header(product: Product, split: Split) -> float:

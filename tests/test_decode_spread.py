@@ -4,62 +4,63 @@ that reach beyond a weight."""
 from __future__ import annotations
 
 import json
-import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from native.emulated import built_of_kernels
+from native.build import load
 
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "nvidia-h200"
+SWEEPS = sorted(RESULTS.glob("sweep_splits_20261128_decode*.json"))
+WHEN = RESULTS / "sweep_splits_20261128_decode_when.json"
+DECODE, SM90, TILES = 0, 2, (1, 2, 4)
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory):
-    return built_of_kernels(tmp_path_factory.mktemp("spread"), "decode_spread_on_host.cpp")
+def native():
+    return load("deal_math")
 
 
-def answers_of(program: Path, asked: str) -> list[str]:
-    return subprocess.run([str(program)], input=asked, capture_output=True, text=True, check=True).stdout.splitlines()
-
-
-def test_every_block_that_is_launched_has_something_to_do(program):
+def test_every_block_that_is_launched_has_something_to_do(native):
     sizes = (1, 16, 17, 48, 100, 528, 1000, 1024, 1536, 2100, 2112, 4096)
-    asked = [(bits, rows, n, k) for bits in (1, 4, 8) for rows in (1, 2, 4) for n in sizes for k in (128, 1000, 6144)]
-    answers = answers_of(program, "".join("{} {} {} {}\n".format(*product) for product in asked))
-    wrong = [product for product, answer in zip(asked, answers, strict=True) if len(answer.split()) != 6]
-    assert not wrong, wrong
+    asked = [(bits, m, m, n, k) for bits in (1, 4, 8) for m in TILES for n in sizes for k in (128, 1000, 6144)]
+    assert not [product for product in asked if native.decode_split(*product)[1]]
 
 
-def full(n: int, split: tuple[int, ...]) -> bool:
-    """Whether a launch had as many blocks as multiprocessors. Why it matters: by halves it has since (spread.cuh), with
-    clusters of up to two blocks, and older times of others are too long."""
-    row_groups, _, blocks, _, warps, _ = split
-    return warps == 16 or blocks > 2 or -(-n // 16) * blocks >= 132 * row_groups
+def test_a_tile_and_split_that_are_chosen_are_close_to_the_fastest_that_were_measured(native):
+    fit_decode_costs = pytest.importorskip("fit_decode_costs")
+    products = fit_decode_costs.products_of(SWEEPS)
+
+    def us(family, tile, product):
+        bits, n, k, m = product
+        return native.tile_us(family, tile, [m, n, k], bits, False, False, 128, 0, 90, [132, 66])
+
+    lost = {}
+    for product, times in products.items():
+        bits, n, k, m = product
+        tile = min((tile for tile in TILES if tile >= m), key=lambda tile: us(DECODE, tile, product))
+        if us(SM90, 8, product) < us(DECODE, tile, product):
+            chosen = 8, None
+        else:
+            row_tiles, parts, blocks, _, warps, _ = native.decode_split(bits, tile, m, n, k)[0]
+            chosen = tile, (row_tiles, parts, blocks, 1, warps, 0)
+        if chosen in times:
+            lost[product] = times[chosen] / min(times.values()) - 1
+    assert len(lost) > 590
+    assert sum(lost.values()) / len(lost) < 0.0115, sorted(lost.items(), key=lambda item: -item[1])[:5]
+    assert max(lost.values()) < 0.165, max(lost, key=lost.get)
 
 
-@pytest.mark.parametrize(
-    ("sweep", "known", "average", "worst"),
-    [
-        ("sweep_splits_20261123_decode.json", 95, 0.009, 0.065),
-        ("sweep_splits_20261123_decode_apart.json", 58, 0.0125, 0.065),
-        ("sweep_splits_20261126_few_bits.json", 26, 0.009, 0.04),
-        ("sweep_splits_20261126_many_bits.json", 40, 0.018, 0.1),
-        ("sweep_splits_20261126_clusters.json", 130, 0.011, 0.085),
-        ("sweep_splits_20261127_small_layers.json", 110, 0.018, 0.105),
-    ],
-)
-def test_splits_that_are_chosen_are_close_to_the_fastest_that_were_measured(program, sweep, known, average, worst):
-    """known: of how many products the split that is chosen was among those that were timed."""
-    times = {}
-    for dtype, n, k, rows, split, us in json.loads((RESULTS / sweep).read_text())["rows"]:
-        if split and (sweep > "sweep_splits_20261127" or full(n, split)):
-            times.setdefault((int(dtype[3:]), rows, n, k), {})[tuple(split)] = us
-    asked = "".join(" ".join(map(str, product)) + "\n" for product in times)
-    answers = answers_of(program, asked)
-    chosen = {product: tuple(map(int, line.split())) for product, line in zip(times, answers, strict=True)}
-    measured = [product for product in times if chosen[product] in times[product]]
-    lost = {product: times[product][chosen[product]] / min(times[product].values()) - 1 for product in measured}
-    assert len(lost) >= known
-    assert sum(lost.values()) / len(lost) < average, sorted(lost.items(), key=lambda item: -item[1])[:5]
-    assert max(lost.values()) < worst, max(lost, key=lost.get)
+def test_weights_are_asked_for_as_early_as_was_measured_to_be_fastest(native):
+    """Of splits that are chosen, by pairs of early stages and eighths."""
+    lost = {}
+    for dtype, n, k, m, tile, times in json.loads(WHEN.read_text())["rows"]:
+        *ways, early, warps, after = native.decode_split(int(dtype[3:]), tile, m, n, k)[0]
+        timed = {(split[3], split[5]): us for split, us in times if split and split[:3] == ways and split[4] == warps}
+        if warps == 8 and len(timed) >= 7 and (early, after) in timed:
+            lost[dtype, n, k, m] = timed[early, after] / min(timed.values()) - 1
+    assert len(lost) > 100
+    assert sum(lost.values()) / len(lost) < 0.009, sorted(lost.items(), key=lambda item: -item[1])[:5]
+    assert max(lost.values()) < 0.09, max(lost, key=lost.get)

@@ -98,17 +98,6 @@ def test_tiles_that_are_chosen_are_close_to_the_fastest_that_were_measured(nativ
     assert max(lost.values()) < 0.12, max(lost, key=lost.get)
 
 
-def test_tiles_that_are_chosen_for_few_rows_of_many_k_are_close_to_the_fastest_that_were_measured(native):
-    times = {}
-    for when, dtype, n, k, m, tile, us in json.loads((RESULTS / "clusters_20261126.json").read_text())["rows"]:
-        if when == "after" or tile == "n8":
-            times.setdefault((m, n, k, int(dtype[3:])), {})[int(tile[1:])] = us
-    lost = losses(times, {product: chosen_tile(native, times[product], *product) for product in times})
-    assert len(lost) > 330
-    assert sum(lost.values()) / len(lost) < 0.013, sorted(lost.items(), key=lambda item: -item[1])[:5]
-    assert max(lost.values()) < 0.2, max(lost, key=lost.get)
-
-
 def test_splits_of_fine_groups_that_are_chosen_are_close_to_the_fastest_that_were_measured(native):
     """Of 16 rows halves of a multiprocessor are faster only where they are few steps at work."""
     times = {}

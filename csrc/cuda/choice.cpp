@@ -192,7 +192,7 @@ const char* lowbit_cuda_plan(int weight, int act, int64_t m, int64_t n, int64_t 
   const lowbit::Weight w = asked_weight(n, k, group_size, zero_kind, scale_type);
   const Question q = question(w, weight, act, m, capability, clusters);
   for (const Candidate& one : candidates(weight, act, q)) {
-    const bool timed = capability == 90 && one.row->family == Family::kGemmSm90 && one.us < kLast;
+    const bool timed = is_timed(one.row->family, q) && one.us < kLast;
     const char* place = one.us < kLast ? "untimed" : one.us < kNever ? "later" : "never";
     text += std::string(one.row->name) + " " + (timed ? std::to_string(one.us) : place) + "\n";
   }

@@ -6,6 +6,7 @@
 #include "../args.h"
 #include "../templates/columns.cuh"
 #include "../templates/deal.cuh"
+#include "../templates/decode/spread.cuh"
 #include "../templates/form.cuh"
 #include "split.h"
 #include "tile_costs.h"
@@ -86,8 +87,9 @@ constexpr float memory_us(const Question& q) {
 
 // What zeros and codebooks multiply work of tiles of up to 16 tokens by (of more: kind_work). Zeros that are no whole
 // numbers cost helping warps; values of a codebook are looked up: n8 17.6 us and int4 13.7 with groups of 64.
+constexpr float kZerosCost = 1.05f;
 constexpr float extra_work(const Question& q) {
-  const float zeros = q.zero_kind == ZeroKind::kNone ? 1.0f : q.any_zeros() ? 1.2f : 1.05f;
+  const float zeros = q.zero_kind == ZeroKind::kNone ? 1.0f : q.any_zeros() ? 1.2f : kZerosCost;
   return zeros * (q.codebook ? 1.25f : 1.0f);
 }
 
@@ -114,37 +116,18 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
 // Whether blocks of n8 take half of a multiprocessor.
 constexpr bool takes_half(const Question& q) { return narrow_time(q, 8).half; }
 
-// Whether n8 takes an integer product of up to 4 rows that decode holds: 4 bits by halves of a multiprocessor where row
-// tiles do not fill the device evenly, few row tiles of few bits, and where K is so long that clusters of 4 and 8
-// blocks share row tiles unevenly (72 steps): of 256, those have 2.1 for each of their row groups, so 4; or few of
-// them. Measured on an H200, us, n4 and n8 at 4 rows: 4608 x 3584 W4 4.7 and 4.4, 8192 x 8192 W4 10.3 and 10.0, but
-// 4096 x 4096 4.1 and 4.4, 4096 x 2048 2.7 and 3.2; 1024 x 3072 W1 3.2 and 2.5, W2 2.9 and 2.5; 4096 x 14336 W1 7.3
-// and 6.7, but 5120 x 17408 W2 10.6 and 12.6. With what follows, of 832 products of 1 to 4 rows, 26 shapes, the tile
-// that is chosen is 1.1% slower than the fastest on average, 22% at worst
-// (nvidia-h200/matmul_20261127_small_layers_tiles.json).
-constexpr bool prefers_n8(const Question& q) {
-  const int64_t steps = (q.k + 127) / 128, size = q.n * q.k;
-  const bool even = q.n == 4096 || q.n > 8192 || (q.k <= 2048 && q.n > 1024);
-  const bool by_half = q.bits == 4 && takes_half(q);
-  const bool uneven = q.n % 4096 == 0 ? q.n < 8192 || (q.n == 8192 && q.bits >= 3) : q.n < 3072 && q.bits <= 5;
-  if (q.m <= 2) return q.m == 2 && by_half && steps >= 100 && uneven;
-  const bool few = q.bits == 1 ? size < 16'000'000 : q.bits <= 3 && q.n < 3072;
-  return steps < 72 ? (by_half && !even) || few : uneven;
-}
-
-// Small weights. Why n4 for one and two rows: its end takes the least, and slices of few steps, of which n1 multiplies
-// four at a time, are not rounded up. Measured on an H200, us, n1, n2 and n4 with one row: 2048 x 2048 W4 2.9, 2.6 and
-// 2.3, W6 3.5, 2.8 and 2.5, 4096 x 2048 W3 3.2, 2.7 and 2.7, but W8 3.1, 3.1 and 4.0, and W1 2.7, 2.8 and 2.9.
+// Whether n4 takes floats of one and two rows: its end takes the least, and slices of few steps, of which n1 multiplies
+// four at a time, are not rounded up.
 constexpr bool small_for_n4(const Question& q) {
   const int64_t size = q.n * q.k;
-  if (q.bits == 1 || q.m > 2) return false;
-  return size <= 5'000'000 ? q.bits < 8 || q.m == 1 : size <= 9'000'000 && q.bits <= 6 && (q.m == 1 || q.is_float);
+  return q.bits < 8 ? q.m <= 2 && size <= 9'000'000 : q.m == 1 && size <= 5'000'000;
 }
 
-// The same for floats, us, decode and n8. With 8 bits few row tiles that have many k: all of x is in shared memory, and
-// k is split too little to fill the device; 4096 x 4096 7.4 and 5.6, 8192 x 8192 19.1 and 19.1. Those of 3 and 4 bits
-// are bytes that are looked up: float3 at four rows 7168 x 5120 8.4 and 7.5, but 12288 x 2048 5.5 and 6.7; float4
-// 8192 x 8192 12.2 and 11.0, but 4096 x 4096 4.4 and 4.8, 57344 x 8192 60.4 and 67.8, 4096 x 2048 3.0 and 3.5.
+// Whether n8 takes floats of up to 4 rows that decode holds. Measured on an H200, us, decode and n8: with 8 bits few
+// row tiles that have many k: all of x is in shared memory, and k is split too little to fill the device; 4096 x
+// 4096 7.4 and 5.6, 8192 x 8192 19.1 and 19.1. Those of 3 and 4 bits are bytes that are looked up: float3 at four rows
+// 7168 x 5120 8.4 and 7.5, but 12288 x 2048 5.5 and 6.7; float4 8192 x 8192 12.2 and 11.0, but 4096 x 4096 4.4 and 4.8,
+// 57344 x 8192 60.4 and 67.8, 4096 x 2048 3.0 and 3.5.
 constexpr bool floats_prefer_n8(const Question& q) {
   if (q.bits == 8) return takes_half(q) || (q.n <= 5120 && q.k >= 24 * 1024);
   if (q.bits == 3) return q.m > 2 && q.n <= 8192;
@@ -159,30 +142,43 @@ constexpr bool fine_floats_prefer_n8(const Question& q) {
   return q.group_size >= 32 && q.n < (q.group_size == 32 ? 8 : 32) * 1024 && (q.k % 4096 || q.n * q.k > 4096 * 4096);
 }
 
-// What a tile of family decode that holds the product takes, beside the others: less than any of gemm_sm90 takes, or
-// more where one of these is faster. Mostly the smallest tile is the fastest, of integers in short groups always: n1
-// takes 0.60 to 0.98 of the time of n8 (nvidia-h200/matmul_20261126_fine_one_row.json: ten shapes, seven types). The
-// exceptions are those below, with which 0.4% is lost on average, 9% at worst, to the fastest of n2, n4 and n8 for
-// integers (benchmarks/results/nvidia-h200/tiles_of_few_rows_20261123_3.json: 15 shapes, 2 to 4 rows of x, fp16, group
-// 128). A model of times was off by 8%, and chose no better.
+// In which order tiles of family decode that hold the product are tried where their times are not known, of floats and
+// short groups: before all of gemm_sm90, or after them where one of these is faster. Mostly the smallest tile is the
+// fastest, of integers in short groups always: n1 takes 0.60 to 0.98 of the time of n8
+// (nvidia-h200/matmul_20261126_fine_one_row.json: ten shapes, seven types).
 constexpr float decode_rank(int tokens, const Question& q) {
   const float rank = 0.01f * static_cast<float>(tokens), last = kLast + rank * 1e5f;
   if (q.fine()) return q.is_float && fine_floats_prefer_n8(q) ? last : rank;
-  if (q.is_float ? floats_prefer_n8(q) : prefers_n8(q)) return last;
+  if (floats_prefer_n8(q)) return last;
   if (tokens == 4 && small_for_n4(q)) return 0.0f;
-  // 40 and 20 steps: slices of five, or three, of which n1 multiplies eight, or four. n1 and n2, us: 5120 x 5120 W6 7.6
-  // and 7.1, 6144 x 2560 W4 4.4 and 4.0, but W8 5.4 and 5.6.
-  const bool empty = q.bits > 1 && q.n < 40 * 1024 && (q.k == 5120 || (q.k == 2560 && q.bits > 2 && q.bits < 8));
-  if (tokens == 2 && q.m == 1 && empty) return 0.005f;
-  if (q.k % 8192 == 0) return rank;
-  // Few row tiles that have many k: n4 holds x of two rows in half of a multiprocessor, n2 in all of it. n2 and n4, us:
-  // 4096 x 12288 W2 7.0 and 6.3, 4096 x 14336 W2 7.9 and 6.9. Some widths gain by n4's splits: 5120 x 17408, one row,
-  // W5 17.2 and 16.2, two 16.9 and 16.2, but 4096 x 12288 W5 9.4 and 11.1, 5120 x 25600 23.4 and 25.2.
-  const bool holds_x = q.m == 2 && q.bits <= 2 && q.n == 4096 && q.k >= 9 * 1024;
-  const bool splits =
-      q.m <= 2 && q.bits >= 3 + q.m && q.bits <= 7 && q.n <= 5120 && q.n % 4096 && q.k >= 12 * 1024 && q.k < 18 * 1024;
-  return tokens == 4 && !q.is_float && (holds_x || splits) ? 0.0f : rank;
+  // 40 and 20 steps: slices of five, or three, of which n1 multiplies eight, or four.
+  const bool empty = q.n < 40 * 1024 && (q.k == 5120 || (q.k == 2560 && q.bits > 2 && q.bits < 8));
+  return tokens == 2 && q.m == 1 && empty ? 0.005f : rank;
 }
+
+// Whether a tile's time is known, about.
+constexpr bool is_timed(Family family, const Question& q) {
+  if (q.capability != 90 || family == Family::kGemmSm80) return false;
+  return family == Family::kGemmSm90 || (!q.is_float && !q.fine());
+}
+
+// Microseconds, about, of integers in long groups by a tile of family decode; kLast where no block holds x. Of 598
+// products of 1, 2 and 4 rows (27 shapes, int1 to int8, nvidia-h200/sweep_splits_20261128_decode*.json) the tile and
+// split with the least cost, n8 among them, are 0.8% slower than the fastest on average, 11% at worst; by rules for
+// sizes, which these costs took the place of, 2.4 and 22%.
+inline float decode_us(int tokens, const Question& q) {
+  const int pairs = q.clusters[1], clusters[] = {q.clusters[0], pairs, pairs * 15 / 32, pairs * 15 / 64};  // an H200's
+  if (clusters[0] < 1) return kLast;
+  decode::Sharing p{};
+  p.m = static_cast<int>(q.m), p.tiles = static_cast<int>((q.n + 15) / 16),
+  p.steps = static_cast<int>((q.k + 127) / 128);
+  const decode::Spread found = decode::spread_integers(tokens, q.bits, p, {clusters, true}).spread;
+  return found.bytes ? found.price * (q.zero_kind == ZeroKind::kNone ? 1.0f : kZerosCost) : kLast;
+}
+
+// What n8 takes more than its cost says with rows that decode holds, us: 0.12 to 0.19 on average of the same products,
+// of 3 us as of 40.
+constexpr float kN8OfFew = 0.15f;
 
 // What a tile of more than 16 tokens counts with up to 16 rows, so that n8 or n16 is chosen. With 16 rows, 20 shapes,
 // int2, int4 and int8, n16 by its fastest split was the faster one everywhere, by 2 to 39%, but costs of the two are
@@ -191,7 +187,7 @@ constexpr float kFewRows = 1.25f;
 
 // Microseconds, about, that a tile takes; from kLast on it is one to try after others, at kNever none to try. The tile
 // is for the device, and bits are 1 to 8.
-constexpr float tile_us(Family family, int tokens, const Question& q) {
+inline float tile_us(Family family, int tokens, const Question& q) {
   if (!has_kernel(family, tokens, q)) return kNever;
   const bool holds = q.m <= tokens;
   // Of equal tiles that of the later family. Where nothing was measured: the smallest that holds all, else the largest.
@@ -199,11 +195,11 @@ constexpr float tile_us(Family family, int tokens, const Question& q) {
   if (q.capability != 90) return holds || repeats(family, tokens) ? rank : kNever;
   if (family == Family::kGemmSm80) return 2 * kLast + rank * 1e3f;
   if (family == Family::kDecode) {
-    return holds ? decode_rank(tokens, q) : kNever;
+    return !holds ? kNever : is_timed(family, q) ? decode_us(tokens, q) : decode_rank(tokens, q);
   }
   if (!holds && !repeats(family, tokens)) return kNever;
   if (rounds_few(tokens, q)) return kLast + rank * 1e3f;
-  if (tokens <= 16) return narrow_us(q, tokens);
+  if (tokens <= 16) return narrow_us(q, tokens) + (q.m <= 4 ? kN8OfFew : 0.0f);
   for (const TileCost& cost : kTileCosts)
     if (cost.tokens == tokens) return gemm_us(q, cost) * (q.m <= 16 ? kFewRows : 1.0f);
   return kLast;

@@ -28,6 +28,14 @@
 
 namespace lowbit::decode {
 
+template <class Worker, class Tile>
+constexpr Traits kTraits = {Worker::kBits,        Worker::kFloat,
+                            Tile::kTokens,        Tile::kWarps,
+                            Tile::kSharedBytes,   Worker::Ring::kRows,
+                            Worker::kTurn,        Worker::Ring::kSteps,
+                            Worker::Ring::kDepth, Map<typename Worker::Ring, Tile>::kX,
+                            Worker::kTableBytes,  kSumBytes<Worker>};
+
 struct Kernel {
   void (*function)(Problem);
   const Traits& traits;
@@ -37,7 +45,10 @@ struct Kernel {
 template <class Weight, class Act, class Tile, class Form>
 inline Kernel kernel_of() {
   static Prepared prepared;
-  return {resident<Weight, Act, Tile, Form>, kTraits<WorkerOf<Weight, Act, Tile, Form>, Tile>, prepared};
+  using Worker = WorkerOf<Weight, Act, Tile, Form>;
+  static_assert(Weight::kFloat || Form::kFine || Form::kZeros ||
+                kTraits<Worker, Tile> == integer_traits<Tile>(Weight::kBits));
+  return {resident<Weight, Act, Tile, Form>, kTraits<Worker, Tile>, prepared};
 }
 
 // Prepares a kernel; whether its launches overlap, in `launch`.
@@ -48,10 +59,12 @@ inline cudaError_t prepare(const Kernel& kernel, Launch& launch) {
   return error;
 }
 
+constexpr Room room_of(const Launch& launch) { return {launch.clusters, launch.overlap, launch.forced}; }
+
 // cudaErrorInvalidValue when its blocks can't hold x.
-inline int launch_spread(const Kernel& kernel, const Spread& found, const Launch& launch) {
+inline int launch_spread(const Kernel& kernel, Problem p, const Spread& found, const Launch& launch) {
   if (!found.bytes) return cudaErrorInvalidValue;
-  Problem p = found.p;
+  static_cast<Sharing&>(p) = found.sharing;
   const int blocks = launched_blocks(kernel.traits, p, launch);
   // Why all shared memory: two blocks of one launch on a multiprocessor would leave another one idle.
   return start(kernel.function, p, blocks, 32 * kernel.traits.warps, kernel.traits.shared_bytes, 1 << p.cluster_shift,
@@ -62,19 +75,7 @@ template <class Weight, class Act, class Tile, class Form>
 inline int launch_kernel(const Problem& p, Launch launch) {
   const Kernel kernel = kernel_of<Weight, Act, Tile, Form>();
   if (const cudaError_t error = prepare(kernel, launch)) return error;
-  return launch_spread(kernel, spread(kernel.traits, p, launch), launch);
-}
-
-// The problem as it is spread over blocks of one of two kinds, half and whole: the cheaper one. Whole ones gain by
-// twice as many warps what it costs them that the next launch can't start early.
-struct Found {
-  bool whole;
-  Spread spread;
-};
-inline Found spread_either(const Traits& half, const Traits& whole, const Problem& p, const Launch& launch) {
-  const Spread by_half = spread(half, p, launch), by_whole = spread(whole, p, launch);
-  const bool is_whole = !by_half.bytes || (by_whole.bytes && by_whole.price < by_half.price);
-  return {is_whole, is_whole ? by_whole : by_half};
+  return launch_spread(kernel, p, spread(kernel.traits, p, room_of(launch)), launch);
 }
 
 template <class Weight, class Act, class Tile, class Form>
@@ -83,8 +84,8 @@ inline int launch_either(const Problem& p, Launch launch) {
   const Kernel whole = kernel_of<Weight, Act, decode::Tile<Tile::kTokens, Kind::kWhole>, Form>();
   for (const Kernel* kernel : {&half, &whole})
     if (const cudaError_t error = prepare(*kernel, launch)) return error;
-  const Found found = spread_either(half.traits, whole.traits, p, launch);
-  return launch_spread(found.whole ? whole : half, found.spread, launch);
+  const Found found = spread_either(half.traits, whole.traits, p, room_of(launch));
+  return launch_spread(found.whole ? whole : half, p, found.spread, launch);
 }
 
 // The problem, but for how it is spread; affine: of integers.

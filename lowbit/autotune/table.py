@@ -26,7 +26,7 @@ class PlanTable(dict):
         shown = [c for found in self.values() for c in found if c.place == "timed" or c.measured is not None]
         columns = sorted({c.name for c in shown}, key=lambda name: ("decode" not in name, len(name), name))
         timed = sorted(c.name for c in shown if c.place == "timed")
-        shared = timed[0][: timed[0].rindex("_") + 1] if len(set(timed)) > 1 else ""
+        shared = timed[-1][: timed[-1].rindex("_") + 1] if len(set(timed)) > 1 else ""
         # n8 of the kernels with times, decode_n1 of others
         heads = [name.removeprefix(shared) if name.startswith(shared) else name.partition("_")[2] for name in columns]
         lines = [["M", "first" if columns else "in this order", *heads]]

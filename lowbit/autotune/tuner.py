@@ -17,8 +17,8 @@ from .problem import Span
 #: times of an H200 (tests/test_tuner.py) what is chosen so is 0.05% slower than the fastest on average, 6.5% at worst,
 #: in some 65 timings of a weight; with 1.1 0.13% and 11%, in 37.
 FACTOR, MOST = 1.2, 3
-#: Kernels without a predicted time that are timed, the first ones of the plan: all three of family decode, of which
-#: none is the fastest always, up to so many on other GPUs.
+#: Kernels without a predicted time that are timed, the first ones of the plan: all three of family decode with floats,
+#: of which none is the fastest always, up to so many on other GPUs.
 UNTIMED = 3
 #: Each kernel is timed so often, taking turns; one that is this much slower than the fastest so far is not timed again.
 ROUNDS, GIVE_UP = 5, 1.05

@@ -6,9 +6,13 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <stdexcept>
+#include <tuple>
 #include <vector>
 
 #include "cuda/plan.h"
+#include "templates/decode/spread.cuh"
 #include "templates/narrow/split.cuh"
 
 namespace py = pybind11;
@@ -39,6 +43,31 @@ static lowbit::MostClusters clusters_of(const MostOf& most) {
   lowbit::MostClusters clusters{};
   std::copy(most.begin(), most.end(), clusters.of);
   return clusters;
+}
+
+namespace decode = lowbit::decode;
+constexpr int kClusters[] = {132, 66, 30, 15};  // of an H200
+
+static decode::Sharing shared(int m, int64_t n, int64_t k) {
+  decode::Sharing p{};
+  p.m = m, p.tiles = static_cast<int>((n + 15) / 16), p.steps = static_cast<int>((k + 127) / 128);
+  return p;
+}
+
+template <int Tokens>
+static decode::Traits traits_of(int bits, int warps) {
+  return warps == 8 ? decode::integer_traits<decode::Tile<Tokens>>(bits)
+                    : decode::integer_traits<decode::Tile<Tokens, decode::Kind::kWhole>>(bits);
+}
+static decode::Traits traits_of(int bits, int tokens, int warps) {
+  return tokens == 1 ? traits_of<1>(bits, warps) : tokens == 2 ? traits_of<2>(bits, warps) : traits_of<4>(bits, warps);
+}
+
+using Six = std::array<int, 6>;
+
+// row_tiles, parts, blocks, early, warps, next_after.
+static Six split_of(const decode::Sharing& p, int warps) {
+  return {warps >> p.warps_k_shift, 1 << p.warps_k_shift, 1 << p.cluster_shift, p.early, warps, p.next_after};
 }
 
 PYBIND11_MODULE(deal_math, m) {
@@ -127,4 +156,40 @@ PYBIND11_MODULE(deal_math, m) {
     return std::tuple(found.us, found.half);
   });
   m.def("start", [](int each, int more, int part) { return Cut{each, more}(part); });
+  // Of integers by tiles of family decode on an H200. The split, and whether a block that is launched beyond those that
+  // share the product repeats none of them, or one of another rank.
+  m.def("decode_split", [](int bits, int tokens, int m, int64_t n, int64_t k) {
+    const decode::Found found = decode::spread_integers(tokens, bits, shared(m, n, k), {kClusters, true});
+    if (!found.spread.bytes) throw std::runtime_error("no split holds x");
+    const int warps = found.whole ? 16 : 8;
+    decode::Sharing p = found.spread.sharing;
+    lowbit::Launch launch{};
+    std::copy_n(kClusters, 4, launch.clusters), launch.overlap = true;
+    const int blocks = decode::launched_blocks(traits_of(bits, tokens, warps), p, launch);
+    bool lost = blocks < p.grid;
+    for (int block = p.grid; block < blocks; ++block) {
+      const int repeated = block & p.repeated;
+      lost |= repeated >= p.grid || (block - repeated) % (1 << p.cluster_shift) != 0;
+    }
+    return std::tuple(split_of(p, warps), lost);
+  });
+  // When blocks of a split by hand ask for weights, and the next kernel may begin.
+  m.def("decode_when", [](int bits, int tokens, int m, int64_t n, int64_t k, Six by) {
+    const decode::Traits traits = traits_of(bits, tokens, by[4]);
+    const decode::Room room{kClusters, true, {by[0], by[1], by[2], by[3], by[4], by[5]}};
+    const decode::When found =
+        decode::when(traits, decode::spread(traits, shared(m, n, k), room).sharing, kClusters[0]);
+    return std::tuple(found.early, found.next_after);
+  });
+  // Of a split by hand: us; what it costs (struct Work), the most row tiles; none where it can't hold x.
+  m.def("decode_work", [](int bits, int tokens, int m, int64_t n, int64_t k, Six by) {
+    const decode::Traits traits = traits_of(bits, tokens, by[4]);
+    const decode::Room room{kClusters, true, {by[0], by[1], by[2], by[3], by[4], by[5]}};
+    const decode::Spread found = decode::spread(traits, shared(m, n, k), room);
+    using Numbers = std::tuple<float, int, float, int, int, int, int>;
+    if (!found.bytes) return std::optional<Numbers>();
+    const decode::Work work = decode::work_of(traits, found.sharing, kClusters[0]);
+    return std::optional<Numbers>(
+        {found.price, work.work, work.idle, work.doubled, work.steps, work.passes, found.sharing.most_tiles});
+  });
 }

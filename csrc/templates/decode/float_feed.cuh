@@ -17,6 +17,7 @@ struct FloatRing {
   static constexpr int kBits = Weight::kBits;
   // Row tiles side by side: they share x. Why not always 2: registers, and bytes that are waited for at once.
   static constexpr int kRows = kBits <= 4 ? 2 : 1;
+  static constexpr int kSteps = 1;                       // of a stage
   static constexpr int kChunk = 8;                       // steps whose scales come together, with the first stage
   static constexpr int kTileBytes = 2 * kStepK * kBits;  // of one row tile in a stage
   static constexpr int kStageBytes = kTileBytes * kRows;

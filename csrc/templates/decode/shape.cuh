@@ -8,33 +8,12 @@
 #include "../form.cuh"
 #include "../layout.cuh"
 #include "../ptx/async.cuh"
+#include "sharing.cuh"
+#include "tile.cuh"
 
 namespace lowbit::decode {
 
 using layout::kStepK;  // 128 k: whole tiles of every plane
-
-// Shared memory of a block. Two: so that two launches fit on a multiprocessor, and the next one can start early.
-// Whole: nothing fits beside it.
-constexpr int kSharedTwo = 112 * 1024;
-constexpr int kSharedWhole = 227 * 1024;
-
-// How much of a multiprocessor a block takes.
-enum class Kind { kHalf, kWhole };
-
-// Tokens: 1, 2 or 4, the most a kernel takes.
-template <int Tokens, Kind Way = Kind::kHalf>
-struct Tile {
-  static_assert(Tokens == 1 || Tokens == 2 || Tokens == 4);
-  static constexpr Kind kKind = Way;
-  static constexpr int kTokens = Tokens;
-  // Why not 16 warps in half a multiprocessor: 64 registers a thread are too few.
-  static constexpr int kWarps = kKind == Kind::kHalf ? 8 : 16, kThreads = 32 * kWarps;
-  static constexpr int kBlocks = kKind == Kind::kHalf ? 2 : 1;  // that fit on a multiprocessor
-  static constexpr int kSharedBytes = kKind == Kind::kHalf ? kSharedTwo : kSharedWhole;
-  // Of all warps. Why less for 4 tokens: x takes more.
-  static constexpr int kRingKilobytes = kKind == Kind::kWhole ? (Tokens <= 2 ? 150 : 130) : Tokens <= 2 ? 86 : 60;
-  static constexpr int kRingBytes = kRingKilobytes * 1024 / kWarps;
-};
 
 // What a kernel is built for: so many parts of a step (units) may have scales of their own. 1: groups of 128 k and
 // more; 4: of 32 and 64; 8: of 16.
@@ -53,10 +32,8 @@ constexpr int kMostUnits = Tile::kTokens > 1 ? 1
                            : Weight::kFloat  ? bytes::Table<Weight>::kMostUnits
                                              : 4;
 
-constexpr int kMostShift = 3;  // clusters of 8 blocks
-
 // Everything a kernel is told; sizes are those of the unpadded problem unless they say otherwise.
-struct Problem {
+struct Problem : Sharing {
   const uint8_t *codes, *scales, *zeros;
   const uint8_t* x;
   void* y;
@@ -64,21 +41,10 @@ struct Problem {
   const float* row_scales;
   int64_t x_stride, y_stride;  // elements
   int64_t plane_stride;        // bytes of one bit of every code: padded rows * padded k / 8
-  int n, k, m, columns;        // columns: padded k
-  int tiles, steps, groups;    // row tiles; steps of 128 k; groups of a row
+  int n, k, columns;           // columns: padded k
+  int groups;                  // of a row
   int group_shift;             // k >> group_shift is a group; 31: one group
   int group_steps;             // of groups of at least 128: step >> group_steps is one
-  int cluster_shift;           // log2 of the blocks of a cluster, at most kMostShift
-  int warps_k_shift;           // log2 of the warps of a block that split K
-  int early;                   // stages of weights that a warp asks for before the kernel before has ended
-  int next_after;              // eighths of a warp's stages that are asked for when the next kernel may begin
-  Cut slices, row_groups;      // of steps, of tiles
-  int grid;                    // blocks, each with rows or k of its own
-  int repeated;                // a block b beyond those does what block b & repeated does (spread.cuh)
-  int most_tiles;              // of a row group
-  int pass_tiles;              // tiles of a row group whose sums meet at once
-  int x_bytes, table_bytes;    // of a block's x; of what is known of each of its tokens and steps
-  int meeting_bytes;           // of a pass
   float step, zero_base;       // value = step * (code - zero_base)
   // Of a stored zero: what it takes from codes, what it adds to scaled values; one of them is 0.
   float zero_on_code, zero_on_value;
@@ -87,15 +53,13 @@ struct Problem {
   FloatType bias_type;
 };
 
-constexpr int kRowBytes = 256 + 16;  // of a token at one step; 16 more, so that 8 rows of ldmatrix meet no bank twice
-
 // Where things lie in shared memory.
 template <class Ring, class Tile>
 struct Map {
   static constexpr int kZeros = 0;    // 256 bytes of 0, which columns without x read
   static constexpr int kMet = 256;    // two barriers: the sums of an even, of an odd pass have come
   static constexpr int kTable = 272;  // of a worker, 32 bytes
-  static constexpr int kRings = 384;  // Why not 272: loads of a warp would touch five lines of 128 bytes, not four
+  static constexpr int kRings = kRingsAt;
   static constexpr int kX = kRings + Tile::kWarps * Ring::kBytes;  // then its table, then sums that meet
 };
 

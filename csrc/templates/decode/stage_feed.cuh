@@ -10,6 +10,7 @@
 
 #include "../dequant/planes.cuh"
 #include "../ptx/async.cuh"
+#include "tile.cuh"
 #include "walk.cuh"
 
 namespace lowbit::decode {
@@ -17,26 +18,11 @@ namespace lowbit::decode {
 template <class Weight, class Tile, class Form>
 struct StageRing {
   static constexpr int kBits = Weight::kBits, kUnits = Form::kUnits;
-  // Row tiles side by side: they share x. Why not of more bits: few stages would fit. Blocks of half a multiprocessor
-  // have room for them, and small weights, which are theirs, are not brought as fast as they are multiplied.
-  static constexpr int kRows = kBits <= (Tile::kKind == Kind::kHalf && Tile::kTokens <= 2 ? 6 : 4) ? 2 : 1;
-  // Why fewer with fine groups: lanes copy their scales in two turns at most.
-  static constexpr int kSteps = kBits > 2 ? 1 : Form::kFine ? 2 : 4 / kBits;
-  static constexpr int kTileBytes = 256 * kBits * kSteps;  // of one row tile in a stage
-  static constexpr int kScales = kTileBytes * kRows;       // where they begin in a stage
-  static constexpr int kTileScales = 32 * kUnits * kSteps;
-  static constexpr int kScalesBytes = kTileScales * kRows * (Form::kZeros ? 2 : 1);
-  // Why whole lines: else a warp's 512 bytes touch five of them.
-  static constexpr int kStageBytes = (kScales + kScalesBytes + 127) / 128 * 128;
-  // Why less for 4 tokens: narrow codes need no more, and longer rows of x fit.
-  static constexpr int kOwn =
-      kBits <= 2 && Tile::kKind == Kind::kWhole && Tile::kTokens == 4 ? Tile::kRingBytes * 5 / 8 : Tile::kRingBytes;
-  // Why more: whole lines would cost these a stage.
-  static constexpr int kFit = (kBits > 4 && kBits < 8 ? kOwn + kOwn / 20 : kOwn) / kStageBytes;
-  // Why not six there: with two tokens x of 4096 x 14336 would not fit by two blocks (8.7 us for 8.1).
-  static constexpr int kMost = kBits == 3 && Tile::kKind == Kind::kHalf ? 5 : 8;
-  static constexpr int kDepth = kFit < 2 ? 2 : kFit > kMost ? kMost : kFit;  // stages
-  static constexpr int kBytes = kDepth * kStageBytes;
+  static constexpr RingSizes kSizes = ring_of<Tile>(kBits, kUnits, Form::kZeros);
+  static constexpr int kRows = kSizes.rows, kSteps = kSizes.steps;
+  static constexpr int kTileBytes = kSizes.tile_bytes, kTileScales = kSizes.tile_scales;
+  static constexpr int kScales = kTileBytes * kRows;  // where they begin in a stage
+  static constexpr int kStageBytes = kSizes.stage_bytes, kDepth = kSizes.depth, kBytes = kSizes.bytes();
 };
 
 template <class Weight, class Tile, class Form>

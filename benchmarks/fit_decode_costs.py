@@ -1,0 +1,138 @@
+"""Fits the costs of splits in csrc/templates/decode/spread.cuh to times of splits, and says how well they choose, tiles
+and n8 of family gemm_sm90 too.
+
+    python benchmarks/fit_decode_costs.py benchmarks/results/nvidia-h200/sweep_splits_20261128_decode*.json
+
+Needs torch and a C++ compiler (what a split costs, and when its blocks ask for weights, is what spread.cuh says). Rows
+of the files: weight, N, K, rows of x, tokens of the tile, [split, us] each. Prints the new constants, and what the
+least cost takes more than the fastest, before and after.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import cost_fit
+import torch
+from fit_split_costs import text_of
+from tile_model import BLOCKS, PAIRS, native
+
+DECODE, SM90 = 0, 2  # families
+TOKENS = (1, 2, 4)
+WHOLE = 16  # warps of a block
+#: What counts more than once: shapes that the targets are for, and the smallest ones, of which few splits are good.
+TWELVE = (
+    "6144x4096 4096x14336 28672x4096 10240x8192 8192x28672 7168x8192 8192x3584 4608x3584 37888x3584 55296x5120 "
+    "5120x27648 3584x14336"
+)
+COUNTS = {tuple(map(int, shape.split("x"))): 3 for shape in TWELVE.split()}
+COUNTS |= {(4096, 4096): 6, (8192, 8192): 8, (57344, 8192): 5, (2048, 2048): 8, (2048, 6144): 4}
+#: Of the softmax, as in cost_fit.py: by 40, 80 and 200 the least cost loses 1.06, 0.92 and 0.77%.
+SHARP = 200.0
+START = {
+    "start": [[1.0, 1.0, 1.0]] * 2, "product": [[[0.08] * 8] * 3, [[0.06] * 8] * 3], "memory": [5.0, 5.0],
+    "idle": [0.4, 0.4], "groups": [0.01, 0.01], "both": [0.3, 0.4], "x": [0.005, 0.005], "row": [0.005, 0.005],
+    "sums": [0.1, 0.1], "pass": [0.6, 0.6], "cluster": [[0.2, 0.2, 0.5, 0.5], [0.2, 0.5, 1.0, 1.5]],
+    "fades": [0.1, 0.1],
+}  # fmt: skip
+
+Product = tuple[int, int, int, int]  # bits, n, k, rows of x
+Split = tuple[int, ...]  # row_tiles, parts, blocks, early, warps, next_after
+Times = dict[tuple[int, Split | None], float]  # tile and split -> us
+
+
+def products_of(files: list[str]) -> dict[Product, Times]:
+    """What each split took by the stages and eighths that ``when`` gives it, or near; without a split only n8."""
+    found: dict[Product, Times] = defaultdict(dict)
+    timed: dict[tuple[Product, int, Split], dict[tuple[int, int], float]] = defaultdict(dict)
+    for file in files:
+        for dtype, n, k, m, tile, times in json.loads(Path(file).read_text())["rows"]:
+            product = int(dtype[3:]), n, k, m
+            for split, us in times:
+                if split:
+                    (row_tiles, parts, blocks, early, warps, after) = split
+                    ways = timed[product, tile, (row_tiles, parts, blocks, 1, warps, 0)]
+                    ways[early, after] = (ways.get((early, after), us) * us) ** 0.5
+                elif tile not in TOKENS:
+                    found[product][tile, None] = us
+    for (product, tile, split), ways in timed.items():
+        bits, n, k, m = product
+        early, after = native.decode_when(bits, tile, m, n, k, split)
+        near = min(ways, key=lambda way: (abs(way[0] - early), abs(way[1] - after)))
+        found[product][tile, split] = ways[near]
+    return found
+
+
+def n8_us(product: Product) -> float:
+    bits, n, k, m = product
+    return native.tile_us(SM90, 8, [m, n, k], bits, False, False, 128, 0, 90, [BLOCKS, PAIRS])
+
+
+class Candidates:
+    """All splits of all products, those of COUNTS repeated, and n8 by its own costs."""
+
+    def __init__(self, products: dict[Product, Times]):
+        self.each = [
+            (product, copy, tile, split)
+            for product, times in products.items()
+            for copy in range(COUNTS.get(product[1:3], 1))
+            for tile, split in times
+        ]
+        numbers = {one: i for i, one in enumerate(dict.fromkeys(one[:2] for one in self.each))}
+        us = [products[product][tile, split] for product, _, tile, split in self.each]
+        self.measured = cost_fit.Measured([numbers[one[:2]] for one in self.each], us)
+        columns = []
+        for (bits, n, k, m), _, tile, split in self.each:
+            if split is None:
+                columns.append((1, 0, 0, 0, 0, n8_us((bits, n, k, m)), m, tile, *[1] * 7))
+                continue
+            us, *work = native.decode_work(bits, tile, m, n, k, split)
+            megabytes = -(-n // 16) * -(-k // 128) * (256 * bits + 32) / 1e6
+            shift = split[2].bit_length() - 1
+            columns.append((0, split[4] == WHOLE, TOKENS.index(tile), bits - 1, shift, us, m, tile, megabytes, *work))
+        table = torch.tensor(columns, dtype=torch.float64).T
+        self.is_n8, self.kind, self.own, self.bits, self.shift = (column.long() for column in table[:5])
+        self.now, self.m, self.tile, self.megabytes = table[5:9]
+        self.work, self.idle, self.doubled, self.steps, self.passes, self.most_tiles = table[9:]
+
+    def model(self, c: cost_fit.Constants) -> torch.Tensor:
+        """``cost`` of spread.cuh."""
+        kind = self.kind
+        products = self.work * c["product"][kind, self.own, self.bits]
+        memory = self.megabytes / c["memory"][kind] * (1 + c["idle"][kind] * self.idle)
+        memory = memory * (1 + c["groups"][kind] * self.doubled)
+        most, least = torch.maximum(products, memory), torch.minimum(products, memory)
+        x = (c["x"][kind] * self.tile + c["row"][kind] * self.m) * self.steps
+        ends = c["sums"][kind] * self.most_tiles + c["pass"][kind] * self.passes
+        met = c["cluster"][kind, self.shift] / (1 + c["fades"][kind] * most)
+        us = c["start"][kind, self.own] + most + c["both"][kind] * least * least / most + x + ends + met
+        return torch.where(self.is_n8 == 1, self.now, us)
+
+
+def main(files: list[str]) -> int:
+    products = products_of(files)
+    candidates = Candidates(products)
+    found = candidates.measured.fit(candidates.model, START, 1200, SHARP)
+    for kind, name in enumerate(("half", "whole")):
+        for what, value in found.items():
+            print(name, what, text_of(value[kind]))
+    fitted = candidates.model(found)
+    for name, predicted in (("spread.cuh", candidates.now), ("fitted", fitted)):
+        off = (predicted / candidates.measured.us).log()
+        print(f"{name}: {cost_fit.summary(candidates.measured.lost(predicted))}; off by {(off**2).mean().sqrt():.3f}")
+    lost: dict[Product, tuple[float, object, object]] = {}
+    for i, (product, copy, *_) in enumerate(candidates.each):
+        if copy == 0:
+            lost[product] = min(lost.get(product, (1e9,)), (fitted[i].item(), i))
+    slower = {product: candidates.measured.slower[i].item() for product, (_, i) in lost.items()}
+    for product in sorted(slower, key=slower.get, reverse=True)[:12]:
+        fastest = min(products[product], key=products[product].get)
+        print(f"  {slower[product]:.1%}", *product, *candidates.each[lost[product][1]][2:], "fastest", *fastest)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

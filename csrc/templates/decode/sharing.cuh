@@ -1,0 +1,107 @@
+// How blocks and warps of family decode share a product. Plain arithmetic that compiles for the host too.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "../../args.h"
+#include "../cut.cuh"
+#include "tile.cuh"
+
+namespace lowbit::decode {
+
+constexpr int kMostShift = 3;  // clusters of 8 blocks
+
+// What is shared, and how; a kernel is told this and more (Problem).
+struct Sharing {
+  int m, tiles, steps;       // rows of x; row tiles; steps of 128 k
+  int cluster_shift;         // log2 of the blocks of a cluster, at most kMostShift
+  int warps_k_shift;         // log2 of the warps of a block that split K
+  int early;                 // stages of weights that a warp asks for before the kernel before has ended
+  int next_after;            // eighths of a warp's stages that are asked for when the next kernel may begin
+  Cut slices, row_groups;    // of steps, of tiles
+  int grid;                  // blocks, each with rows or k of its own
+  int repeated;              // a block b beyond those does what block b & repeated does (launched_blocks)
+  int most_tiles;            // of a row group
+  int pass_tiles;            // tiles of a row group whose sums meet at once
+  int x_bytes, table_bytes;  // of a block's x; of what is known of each of its tokens and steps
+  int meeting_bytes;         // of a pass
+};
+
+// What of a kernel that depends on.
+struct Traits {
+  int bits;
+  bool is_float;
+  int tokens, warps, shared_bytes;  // of its blocks
+  int rows;                         // row tiles that a warp has side by side
+  int turn;                         // steps that a warp multiplies at least: a slice is rounded up to turns
+  int stage_steps, depth;           // steps of a stage; stages of a warp's ring
+  int x_at;                         // where x begins in shared memory
+  int table_step_bytes;             // of what is known of a token at a step
+  int sum_bytes;                    // of a tile's sums from a warp
+
+  constexpr bool operator==(const Traits& o) const {
+    return bits == o.bits && is_float == o.is_float && tokens == o.tokens && warps == o.warps &&
+           shared_bytes == o.shared_bytes && rows == o.rows && turn == o.turn && stage_steps == o.stage_steps &&
+           depth == o.depth && x_at == o.x_at && table_step_bytes == o.table_step_bytes && sum_bytes == o.sum_bytes;
+  }
+};
+
+// Of integers without zeros in groups of 128 k or more, for a plan, which does not see kernels: they have the same.
+template <class Tile>
+constexpr Traits integer_traits(int bits) {
+  const RingSizes ring = ring_of<Tile>(bits, 1, false);
+  return {bits,
+          false,
+          Tile::kTokens,
+          Tile::kWarps,
+          Tile::kSharedBytes,
+          ring.rows,
+          turn_of(Tile::kTokens, ring.steps),
+          ring.steps,
+          ring.depth,
+          kRingsAt + Tile::kWarps * ring.bytes(),
+          8,
+          64 * Tile::kTokens};
+}
+
+// Splits K over 2^cluster_shift blocks of 2^warps_k_shift warps each, in p, where so many of those clusters run at
+// once; the bytes of shared memory that a block then takes, or 0 when that is more than there is.
+inline int share(const Traits& traits, Sharing& p, int cluster_shift, int warps_k_shift, int clusters) {
+  constexpr int kMostTiles = 8;
+  const int rows = traits.rows, cluster = 1 << cluster_shift, warps_k = 1 << warps_k_shift;
+  const int splits = cluster * warps_k, warps_n = traits.warps / warps_k;
+  const int row_groups = std::min(clusters * warps_n, (p.tiles + warps_n - 1) / warps_n * warps_n);
+  p.cluster_shift = cluster_shift, p.warps_k_shift = warps_k_shift;
+  p.grid = row_groups / warps_n * cluster;
+  p.slices = {p.steps / splits, p.steps % splits};
+  p.row_groups = {p.tiles / row_groups, p.tiles % row_groups};
+  p.most_tiles = (p.tiles + row_groups - 1) / row_groups;
+  const int block_steps = p.slices.each * warps_k + std::min(p.slices.more, warps_k);
+  p.x_bytes = block_steps * p.m * kRowBytes;
+  p.table_bytes = ((block_steps + 8) * traits.tokens * traits.table_step_bytes + 15) / 16 * 16;
+  const int64_t fixed = traits.x_at + static_cast<int64_t>(p.x_bytes) + p.table_bytes;
+  for (p.pass_tiles = std::min(kMostTiles, (p.most_tiles + rows - 1) / rows * rows); p.pass_tiles >= rows;
+       p.pass_tiles -= rows) {
+    if (p.pass_tiles < p.most_tiles && warps_n * p.pass_tiles < cluster) return 0;  // meeting.cuh
+    const int owned = (warps_n * p.pass_tiles + cluster - 1) / cluster;
+    p.meeting_bytes = owned * splits * traits.sum_bytes;
+    if (fixed + 2 * p.meeting_bytes <= traits.shared_bytes) return static_cast<int>(fixed) + 2 * p.meeting_bytes;
+  }
+  return 0;
+}
+
+// How many blocks are launched: where launches overlap, as many of half of a multiprocessor as there are
+// multiprocessors; those beyond p.grid repeat what others do. Why: on a multiprocessor that a launch leaves idle the
+// next one, which begins early, has two blocks, and takes twice as long. Measured on an H200, us, 128
+// blocks and these 132: one row, 2048 x 6144 W4 5.16 and 4.27, 4096 x 1024 W4 3.42 and 2.89, W8 3.28 and 2.59; 64 and
+// 132: 1024 x 3072 W2 3.23 and 2.84. Why not clusters of 4 and 8: no more of them fit.
+inline int launched_blocks(const Traits& traits, Sharing& p, const Launch& launch) {
+  const int all = launch.clusters[p.cluster_shift] << p.cluster_shift;
+  if (!launch.overlap || traits.warps != 8 || p.cluster_shift > 1 || p.grid >= all) return p.grid;
+  int most = 1;  // the largest power of two of blocks, whole clusters of them
+  while (2 * most <= p.grid) most *= 2;
+  p.repeated = most - 1;
+  return all;
+}
+
+}  // namespace lowbit::decode

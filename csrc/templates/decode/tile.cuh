@@ -1,0 +1,70 @@
+// What blocks of family decode are made of: warps, shared memory, and the rings that weights come through. Plain
+// arithmetic that compiles for the host too.
+#pragma once
+#include <cstdint>
+
+namespace lowbit::decode {
+
+// Shared memory of a block. Two: so that two launches fit on a multiprocessor, and the next one can start early.
+// Whole: nothing fits beside it.
+constexpr int kSharedTwo = 112 * 1024;
+constexpr int kSharedWhole = 227 * 1024;
+
+constexpr int kRowBytes = 256 + 16;  // of a token at one step; 16 more, so that 8 rows of ldmatrix meet no bank twice
+constexpr int kRingsAt = 384;        // Why not less: loads of a warp would touch five lines of 128 bytes, not four
+
+// How much of a multiprocessor a block takes.
+enum class Kind { kHalf, kWhole };
+
+// Tokens: 1, 2 or 4, the most a kernel takes.
+template <int Tokens, Kind Way = Kind::kHalf>
+struct Tile {
+  static_assert(Tokens == 1 || Tokens == 2 || Tokens == 4);
+  static constexpr Kind kKind = Way;
+  static constexpr int kTokens = Tokens;
+  // Why not 16 warps in half a multiprocessor: 64 registers a thread are too few.
+  static constexpr int kWarps = kKind == Kind::kHalf ? 8 : 16, kThreads = 32 * kWarps;
+  static constexpr int kBlocks = kKind == Kind::kHalf ? 2 : 1;  // that fit on a multiprocessor
+  static constexpr int kSharedBytes = kKind == Kind::kHalf ? kSharedTwo : kSharedWhole;
+  // Of all warps. Why less for 4 tokens: x takes more.
+  static constexpr int kRingKilobytes = kKind == Kind::kWhole ? (Tokens <= 2 ? 150 : 130) : Tokens <= 2 ? 86 : 60;
+  static constexpr int kRingBytes = kRingKilobytes * 1024 / kWarps;
+};
+
+// A warp's ring of codes that are multiplied as bytes. units: parts of a step that have scales of their own.
+struct RingSizes {
+  int rows;                     // row tiles side by side, which share x
+  int steps;                    // of 128 k in a stage
+  int tile_bytes, tile_scales;  // of one row tile in a stage
+  int stage_bytes, depth;       // depth: stages
+  constexpr int bytes() const { return depth * stage_bytes; }
+};
+
+template <class Tile>
+constexpr RingSizes ring_of(int bits, int units, bool zeros) {
+  constexpr bool kHalf = Tile::kKind == Kind::kHalf;
+  RingSizes ring{};
+  // Why not of more bits: few stages would fit. Blocks of half a multiprocessor have room for them, and small weights,
+  // which are theirs, are not brought as fast as they are multiplied.
+  ring.rows = bits <= (kHalf && Tile::kTokens <= 2 ? 6 : 4) ? 2 : 1;
+  // Why fewer with fine groups: lanes copy their scales in two turns at most.
+  ring.steps = bits > 2 ? 1 : units > 1 ? 2 : 4 / bits;
+  ring.tile_bytes = 256 * bits * ring.steps, ring.tile_scales = 32 * units * ring.steps;
+  // Why whole lines: else a warp's 512 bytes touch five of them.
+  ring.stage_bytes = ring.rows * (ring.tile_bytes + ring.tile_scales * (zeros ? 2 : 1));
+  ring.stage_bytes = (ring.stage_bytes + 127) / 128 * 128;
+  // Why less for 4 tokens: narrow codes need no more, and longer rows of x fit.
+  const int own = bits <= 2 && !kHalf && Tile::kTokens == 4 ? Tile::kRingBytes * 5 / 8 : Tile::kRingBytes;
+  // Why more: whole lines would cost these a stage.
+  const int fit = (bits > 4 && bits < 8 ? own + own / 20 : own) / ring.stage_bytes;
+  // Why not six there: with two tokens x of 4096 x 14336 would not fit by two blocks (8.7 us for 8.1).
+  const int most = bits == 3 && kHalf ? 5 : 8;
+  ring.depth = fit < 2 ? 2 : fit > most ? most : fit;
+  return ring;
+}
+
+// Steps of 128 k that a warp multiplies at least, of codes that are bytes and long groups: a product of four columns
+// holds as many steps as it has tokens to spare, and a stage has as many as it has.
+constexpr int turn_of(int tokens, int stage_steps) { return 4 / tokens > stage_steps ? 4 / tokens : stage_steps; }
+
+}  // namespace lowbit::decode
