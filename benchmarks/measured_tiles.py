@@ -21,7 +21,7 @@ FILES = tuple(RESULTS / f"tiles_{which}.json" for which in WHOLE + OTHERS)
 SPLITS = RESULTS / "sweep_splits_20261128_n8_n16.json"
 SM90, CLUSTERS = 2, [132, 66]
 INTS = [f"int{bits}" for bits in range(1, 9)]
-SMALLEST = 8  # tokens of a tile of family gemm_sm90; those of decode have no costs
+SMALLEST = 8  # tokens of a tile of family gemm_sm90; splits of decode have sweeps of their own
 
 
 class Weight:
