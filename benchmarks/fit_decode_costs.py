@@ -4,8 +4,9 @@ and n8 of family gemm_sm90 too.
     python benchmarks/fit_decode_costs.py benchmarks/results/nvidia-h200/sweep_splits_20261128_decode*.json
 
 Needs torch and a C++ compiler (what a split costs, and when its blocks ask for weights, is what spread.cuh says). Rows
-of the files: weight, N, K, rows of x, tokens of the tile, [split, us] each. Prints the new constants, and what the
-least cost takes more than the fastest, before and after.
+of the files: weight, N, K, rows of x, tokens of the tile, [split, us] each; or those of sweep_splits.py: weight, N, K,
+tokens of the tile and rows of x, split, us. Prints the new constants, and what the least cost takes more than the
+fastest, before and after.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from fit_split_costs import text_of
 from tile_model import BLOCKS, PAIRS, native
 
-DECODE, SM90 = 0, 2  # families
+SM90 = 2  # the family
 TOKENS = (1, 2, 4)
 WHOLE = 16  # warps of a block
 #: What counts more than once: shapes that the targets are for, and the smallest ones, of which few splits are good.
@@ -49,7 +50,8 @@ def products_of(files: list[str]) -> dict[Product, Times]:
     found: dict[Product, Times] = defaultdict(dict)
     timed: dict[tuple[Product, int, Split], dict[tuple[int, int], float]] = defaultdict(dict)
     for file in files:
-        for dtype, n, k, m, tile, times in json.loads(Path(file).read_text())["rows"]:
+        for dtype, n, k, m, *last in json.loads(Path(file).read_text())["rows"]:
+            tile, times = last if isinstance(last[-1], list) else (m, [last])
             product = int(dtype[3:]), n, k, m
             for split, us in times:
                 if split:

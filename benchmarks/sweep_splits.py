@@ -62,11 +62,11 @@ def splits_of_few_rows(row_tiles: int, blocks: int, pairs: int) -> list[Split]:
 
 def splits_of_decode() -> list[Split]:
     """Row groups by warps of each, in half of a multiprocessor and in all of it, one to eight blocks."""
-    few = {8: [(1, 0), (2, 0), (4, 4), (8, 6)], 16: [(1, 0), (2, 0)]}
+    few = {8: [(1, 0), (2, 0), (4, 0), (2, 5), (2, 7)], 16: [(1, 0), (2, 0)]}
     return [
         (warps // parts, parts, blocks, early, warps, after)
         for warps in (8, 16)
-        for parts in (warps, warps // 2, warps // 4)
+        for parts in (warps, warps // 2, warps // 4, warps // 8)
         for blocks in (1, 2, 4, 8)
         for early, after in ([(2, 8)] if warps == 8 and blocks > 2 else few[warps])
     ]
