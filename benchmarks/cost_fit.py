@@ -22,11 +22,13 @@ SQUARES = 2.0  # what the mean square counts beside what is lost
 
 
 class Measured:
-    """Candidates side by side: ``product[i]`` is the number of candidate i's product, ``us[i]`` what it took."""
+    """Candidates side by side: ``product[i]`` is the number of candidate i's product, ``us[i]`` what it took.
+    ``counts``: how often a product counts."""
 
-    def __init__(self, product: list[int], us: list[float]):
+    def __init__(self, product: list[int], us: list[float], counts: torch.Tensor | None = None):
         self.product, self.us = torch.tensor(product), torch.tensor(us, dtype=torch.float64)
         self.count = max(product) + 1
+        self.counts = torch.ones(self.count, dtype=torch.float64) if counts is None else counts
         self.least = self._each(self.us, "amin")
         self.slower = self.us / self.least[self.product] - 1
 
@@ -43,14 +45,14 @@ class Measured:
         score = -sharp * predicted.log()
         share = (score - self._each(score.detach(), "amax")[self.product]).exp()
         total = torch.zeros(self.count, dtype=torch.float64).scatter_add(0, self.product, share)
-        return (share / total[self.product] * self.slower).sum() / self.count
+        return (share / total[self.product] * self.slower * self.counts[self.product]).sum() / self.counts.sum()
 
     def fit(
         self, model: Model, start: dict[str, object], steps: int = 800, sharp: float = SHARP
     ) -> dict[str, torch.Tensor]:
         """The constants, found by Adam from those of ``start`` (numbers, or nested lists of them)."""
         logs = {name: torch.tensor(value, dtype=torch.float64).log().requires_grad_() for name, value in start.items()}
-        counts = (-SLOWER * self.slower).exp()
+        counts = (-SLOWER * self.slower).exp() * self.counts[self.product]
         for rate, chooses in ((0.03, False), (0.01, True)):
             optimizer = torch.optim.Adam(list(logs.values()), lr=rate)
             for _ in range(steps):

@@ -19,6 +19,7 @@ import torch
 from tile_model import BLOCKS, PAIRS, native
 
 HALF, WHOLE = 8, 16  # warps of a block
+PLAIN = [0] * 6  # of a weight: nothing that costs more (struct WeightKind)
 MEMORY = 4.3  # TB/s, as kBytesPerUs of csrc/cuda/split.h
 MOST_K_OF_HALVES = 128 * 128  # as kMostStepsOfHalves of split.h
 START = {
@@ -47,7 +48,7 @@ def model_of(each: list[tuple[Product, Split]]) -> cost_fit.Model:
     columns = []
     for (n, k, tokens, bits), (row_tiles, parts, blocks, warps) in each:
         tiles, steps, split = -(-n // 16), -(-k // 128), [row_tiles, parts, blocks, 1, warps, 0]
-        work = native.split_work(tiles, steps, tokens, bits, split, [BLOCKS, PAIRS], False)
+        work = native.split_work(tiles, steps, tokens, bits, split, [BLOCKS, PAIRS], PLAIN)
         doubled, megabytes = (parts * blocks).bit_length() - 1, tiles * steps * (256 * bits + 32) / 1e6
         sums = row_tiles * tokens // 8 * doubled
         columns.append((warps == WHOLE, tokens > 8, bits - 1, *work, parts, blocks > 1, sums, megabytes))
@@ -76,7 +77,7 @@ def text_of(value: torch.Tensor) -> str:
 def by_header(product: Product, split: Split) -> float:
     n, k, tokens, bits = product
     ways = [*split[:3], 1, split[3], 0]
-    return native.split_us(-(-n // 16), -(-k // 128), tokens, bits, ways, [BLOCKS, PAIRS], False)
+    return native.split_us(-(-n // 16), -(-k // 128), tokens, bits, ways, [BLOCKS, PAIRS], PLAIN)
 
 
 def main(files: list[str]) -> int:

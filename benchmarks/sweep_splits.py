@@ -3,9 +3,12 @@ n8 and n16 of family gemm_sm90, n1, n2 and n4 of decode. What the rules of csrc/
 csrc/templates/decode/spread.cuh are made from; of more rows sweep_tiles.py does so.
 
     python benchmarks/sweep_splits.py --types int2,int4,int8 --tiles 8,16 --shapes 8192x8192,4096x4096
+    python benchmarks/sweep_splits.py --types uint4:64,uint4:64:min,float4_e2m1:32 --rows 1,2,4,8,16 --once
 
 Each answer is verified before it is timed. The result has the keys of other benchmarks on a GPU; ``rows`` are [weight,
-N, K, tile, split, us], split null for the plan's.
+N, K, tile, split, us], split null for the plan's. With ``--rows`` each number of rows is timed by all tiles that hold
+it, and ``rows`` are [weight, N, K, rows of x, tile, split, us], tile 0 for the plan's, which is timed before and after
+the others.
 """
 
 from __future__ import annotations
@@ -26,12 +29,14 @@ import peers_gpu  # noqa: E402
 import torch  # noqa: E402
 from gpu_record import Record  # noqa: E402
 from peers_gpu.lowbit_side import LowbitSide  # noqa: E402
-from peers_gpu.side import error, exact_product  # noqa: E402
+from peers_gpu.side import Unavailable, error, exact_product  # noqa: E402
 
 from lowbit import extension  # noqa: E402
 from lowbit.autotune.plan import device_of  # noqa: E402
 from lowbit.commands.selftest import TOLERANCE  # noqa: E402
+from lowbit.dtypes import weight_type  # noqa: E402
 
+TILES = (1, 2, 4, 8, 16)
 Split = tuple[int, int, int, int, int, int]  # row_tiles, parts, blocks, early, warps, next_after
 
 
@@ -72,48 +77,111 @@ def splits_of_decode() -> list[Split]:
     ]
 
 
+def once(splits: list[Split], tile: int, bits: int, n: int, k: int) -> list[Split]:
+    """Of splits that differ in when weights are asked for alone, one, with the stages and eighths that ``half_of`` of
+    csrc/cuda/split.h and ``when`` of csrc/templates/decode/spread.cuh give."""
+    nbytes = -(-n // 16) * -(-k // 128) * (256 * bits + 32) / 132  # of a multiprocessor
+    found = []
+    for row_tiles, parts, blocks, _, warps, _ in splits:
+        if tile >= 8:
+            early = 1 if bits <= 2 else 2 if bits <= 4 else 3
+            half = (2 if nbytes <= 66e3 else 3, 3 if nbytes <= 66e3 else 5 if nbytes <= 120e3 else 6)
+            half = (3, 7) if nbytes > 265e3 else half
+            early, after = half if warps == 8 else (early, 0)
+        elif warps == 16:
+            early, after = 2 if bits in (3, 5, 6) else 1, 0
+        elif blocks > 2:
+            early, after = 2, 8
+        elif nbytes <= 61e3:
+            early, after = 4, 0
+        elif tile == 4 or nbytes > 270e3:
+            early, after = 2 if nbytes <= 97e3 else 1, 0
+        else:
+            early = 1 if bits == 6 and nbytes > 97e3 else 2
+            after = 0 if nbytes <= 90e3 else 5 if nbytes <= 145e3 else 7
+        found.append((row_tiles, parts, blocks, early, warps, after))
+    return list(dict.fromkeys(found))
+
+
+class Sweep:
+    """What has been timed; what of it is left out once ``deadline`` seconds are over."""
+
+    def __init__(self, args: argparse.Namespace, record: Record):
+        self.args, self.record, self.rows = args, record, []
+        self.device, self.cache = device_of(torch.cuda.current_device()), gpu_timing.cache_bytes()
+
+    def shape(self, n: int, k: int) -> None:
+        problem = peers_gpu.Problem.make(n, k, "cuda", lambda nbytes: gpu_timing.copies_for(nbytes, self.cache))
+        for name in self.args.types.split(","):
+            dtype, group, zeros = (*name.split(":"), "", "")[:3]
+            self.problem, self.of = problem, (dtype, "float16", int(group or 128), zeros or None)
+            if self.args.rows:
+                for m in map(int, self.args.rows.split(",")):
+                    self.product(name, n, k, m, (0, *(tile for tile in TILES if tile >= m), 0))
+            else:
+                for tile in map(int, self.args.tiles.split(",")):
+                    self.product(name, n, k, tile, (tile,))
+        torch.cuda.empty_cache()
+
+    def product(self, name: str, n: int, k: int, m: int, tiles: tuple[int, ...]) -> None:
+        """By each tile, 0 for the plan's, its own split and others."""
+        x, exact = torch.randn(m, k, device="cuda").half(), None
+        for tile in tiles:
+            kernel = f"{'gemm_sm90' if tile >= 8 else 'decode'}_n{tile}" if tile else None
+            try:
+                ready = LowbitSide(*self.of, tile=kernel).open(self.problem)
+            except Unavailable:
+                continue
+            exact = exact_product(x, ready.reference) if exact is None else exact
+            splits = []
+            if tile:
+                row_tiles, bits = -(-n // 16), weight_type(self.of[0]).bits
+                splits = splits_of_decode()
+                if tile >= 8:
+                    splits = splits_of_few_rows(row_tiles, self.device.blocks, self.device.pairs)
+                if self.args.once:
+                    splits = once(splits, tile, bits, n, k)
+            for split in [None, *splits]:
+                us = self.time(ready, x, exact, split)
+                if us is None:
+                    continue
+                self.rows.append([name, n, k, *([m] if self.args.rows else []), tile, split, round(us, 3)])
+            print(line(self.rows, name, n, k, *([m] if self.args.rows else []), tile), flush=True)
+
+    def time(self, ready, x: torch.Tensor, exact: torch.Tensor, split: Split | None) -> float | None:
+        """Microseconds; None where a kernel can't do it, or it is late. Raises AssertionError for a wrong answer."""
+        if self.record.seconds > self.args.deadline:
+            return None
+        with extension.force_cuda_split(*split) if split else contextlib.nullcontext():
+            try:
+                wrong = error(ready.calls[0](x), exact)
+            except RuntimeError as why:
+                if "can't hold" in str(why):
+                    return None
+                raise
+            if not wrong <= TOLERANCE["float16"]:
+                raise AssertionError(f"{self.of} {tuple(x.shape)} {split}: off by {wrong}")
+            turns = [lambda call=call: call(x) for call in ready.calls]
+            return gpu_timing.graph_us(turns, self.args.least_ms, 5).us
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--types", default="int4", help="weight types (int4)")
+    parser.add_argument("--types", default="int4", help="weight types, each with :group and :zeros if wanted (int4)")
     parser.add_argument("--shapes", default="8192x8192", help="N x K, comma-separated (8192x8192)")
     parser.add_argument("--tiles", default="8,16", help="tokens of tiles, 16 at most, and rows of x (8,16)")
+    parser.add_argument("--rows", help="rows of x, each by all tiles up to n16 that hold it, in place of --tiles")
+    parser.add_argument("--once", action="store_true", help="splits with the stages that the plan asks for early alone")
     parser.add_argument("--least-ms", type=float, default=2, help="ms of replays in each of 5 trials (2)")
     parser.add_argument("--deadline", type=float, default=600, help="seconds after which nothing new is begun")
     parser.add_argument("--device", help="folder under benchmarks/results (from the device's name)")
     parser.add_argument("--out", help="result file (benchmarks/results/<device>/sweep_splits_<date>.json)")
     args = parser.parse_args(argv)
-    rows, record, cache = [], Record(__file__, argv), gpu_timing.cache_bytes()
-    device = device_of(torch.cuda.current_device())
+    sweep = Sweep(args, Record(__file__, argv))
     with torch.inference_mode():
         for n, k in report.shapes(args.shapes):
-            problem = peers_gpu.Problem.make(n, k, "cuda", lambda nbytes: gpu_timing.copies_for(nbytes, cache))
-            for dtype in args.types.split(","):
-                for tile in map(int, args.tiles.split(",")):
-                    family = "gemm_sm90" if tile >= 8 else "decode"
-                    ready = LowbitSide(dtype, "float16", 128, tile=f"{family}_n{tile}").open(problem)
-                    x = torch.randn(tile, k, device="cuda").half()
-                    exact = exact_product(x, ready.reference)
-                    splits = splits_of_decode()
-                    if tile >= 8:
-                        splits = splits_of_few_rows(-(-n // 16), device.blocks, device.pairs)
-                    for split in [None, *splits]:
-                        if record.seconds > args.deadline:
-                            continue
-                        with extension.force_cuda_split(*split) if split else contextlib.nullcontext():
-                            try:
-                                wrong = error(ready.calls[0](x), exact)
-                            except RuntimeError as why:
-                                if "can't hold" in str(why):
-                                    continue
-                                raise
-                            if not wrong <= TOLERANCE["float16"]:
-                                raise AssertionError(f"{dtype} {n}x{k} n{tile} {split}: off by {wrong}")
-                            turns = [lambda call=call, x=x: call(x) for call in ready.calls]
-                            us = gpu_timing.graph_us(turns, args.least_ms, 5).us
-                        rows.append([dtype, n, k, tile, split, round(us, 3)])
-                    print(line(rows, dtype, n, k, tile), flush=True)
-            torch.cuda.empty_cache()
-    record.keep(args, rows=rows)
+            sweep.shape(n, k)
+    sweep.record.keep(args, rows=sweep.rows)
     return 0
 
 
@@ -122,7 +190,8 @@ def line(rows: list, *product) -> str:
     found = sorted((us, split) for *of, split, us in rows if tuple(of) == product and split)
     plan = [us for *of, split, us in rows if tuple(of) == product and split is None]
     best = ", ".join(f"{' x '.join(map(str, split))} {us:.2f}" for us, split in found[:4])
-    return f"{product[0]} {product[1]}x{product[2]} n{product[3]}: plan {plan}, {best}"
+    name, n, k, *m, tile = product
+    return f"{name} {n}x{k} {f'{m[0]} rows ' if m else ''}n{tile}: plan {plan}, {best}"
 
 
 if __name__ == "__main__":

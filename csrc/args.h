@@ -72,6 +72,13 @@ struct Split {
   int row_tiles, parts, blocks, early, warps, next_after;
 };
 
+// What the time of a product depends on of a weight, beside its bits. whole_zeros: they are part of the number that
+// makes a value; any_zeros: others (form.cuh). shorter: how often 64 k are halved to be a group of a fine weight.
+struct WeightKind {
+  bool is_float = false, codebook = false, fine = false, whole_zeros = false, any_zeros = false;
+  int shorter = 0;
+};
+
 // What that depends on. fits: bit p is set where p parts can be.
 struct SplitQuestion {
   int64_t tiles, steps;  // row tiles of W; of 128 k
@@ -79,10 +86,8 @@ struct SplitQuestion {
   int warps;             // of a block, that multiply
   const int* clusters;   // as of Launch
   uint32_t fits;
-  bool fine = false;    // whether groups are of less than 128 k
+  WeightKind kind{};
   int token_tiles = 1;  // tiles of tokens that are tasks of their own
-  // What tiles of more than 16 tokens ask of weights too; any_zeros: that are no part of a value's number (form.cuh).
-  bool is_float = false, codebook = false, any_zeros = false;
 };
 
 // How a CUDA kernel is launched: where, on what (capability: 90 for 9.0), and whether it may overlap the kernel before

@@ -70,7 +70,7 @@ def test_the_model_of_splits_is_that_of_the_header():
     found = fit_split_costs.model_of([((n, k, tokens, bits), split) for n, k, tokens, bits, split in splits])(constants)
     for us, (n, k, tokens, bits, split) in zip(found.tolist(), splits, strict=True):
         by_header = tile_model.native.split_us(
-            -(-n // 16), -(-k // 128), tokens, bits, [*split[:3], 1, split[3], 0], [132, 66], False
+            -(-n // 16), -(-k // 128), tokens, bits, [*split[:3], 1, split[3], 0], [132, 66], fit_split_costs.PLAIN
         )
         assert us == pytest.approx(by_header, rel=1e-4), split
 

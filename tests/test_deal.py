@@ -15,6 +15,10 @@ def native():
 
 
 NAMES = ("workers", "rounds", "left", "sharers", "in_parts", "longest", "each", "more", "meet")
+#: Whether a weight is one of floats, of a codebook, fine, has whole zeros, others; how often 64 k are halved.
+KINDS = [
+    (0, 0, 0, 0, 0, 0), (0, 0, 0, 1, 0, 0), (0, 0, 1, 0, 0, 2), (0, 0, 1, 0, 1, 1), (0, 1, 1, 0, 0, 0)
+]  # fmt: skip
 #: Clusters of 1 to 4 blocks that an H200 runs at once.
 H200 = (0, 132, 66, 39, 30)
 
@@ -89,11 +93,11 @@ def test_tasks_that_are_never_cut_are_whole_or_halves(native, tasks, stages, mos
 
 @given(
     tiles=st.integers(1, 5000), steps=st.integers(1, 300), tokens=st.sampled_from((8, 16)), bits=st.integers(1, 8),
-    warps=st.sampled_from((8, 16)), blocks=st.integers(1, 200), fits=st.integers(0, 2**16 - 1), fine=st.booleans(),
+    warps=st.sampled_from((8, 16)), blocks=st.integers(1, 200), fits=st.integers(0, 2**16 - 1), kind=st.sampled_from(KINDS),
 )  # fmt: skip
-def test_a_split_is_one_that_kernels_can_do(native, tiles, steps, tokens, bits, warps, blocks, fits, fine):
+def test_a_split_is_one_that_kernels_can_do(native, tiles, steps, tokens, bits, warps, blocks, fits, kind):
     """Sums meet once, in rooms for all warps, half of the row tiles in each block."""
-    split = native.split_of(tiles, steps, tokens, bits, warps, (blocks, blocks // 2), 2 * fits, fine)
+    split = native.split_of(tiles, steps, tokens, bits, warps, (blocks, blocks // 2), 2 * fits, kind)
     rows, parts, together, early, own_warps, next_after = split
     if rows == 0:
         return  # the plan has another kernel for it

@@ -45,15 +45,16 @@ def compile_rules(cxx: str, cuda: Cuda | None) -> str:
     root = quote(str(ROOT))
     # Why -ffile-prefix-map: __FILE__ stands in error messages, and must not depend on where the wheel was built.
     flags = f"{FLAGS} -Icsrc -I{GEN} -ffile-prefix-map={root}/="
-    text = rule(
-        "cxx", f"{cxx} {flags} $torch -MMD -MF $out.d -c $in -o $out", "compile $in", "depfile = $out.d", "deps = gcc"
-    )
+    # Why: ninja takes an object without a list of headers for one that has none, and would never compile it again.
+    listed = "test -s $out.d"
+    compile = f"{cxx} {flags} $torch -MMD -MF $out.d -c $in -o $out && {listed}"
+    text = rule("cxx", compile, "compile $in", "depfile = $out.d", "deps = gcc")
     if cuda:
         lineinfo = "-lineinfo" if os.environ.get("LOWBIT_LINEINFO") == "1" else ""
         options = f"{CUDA_FLAGS} -ccbin {cxx} $gencode {lineinfo} -Icsrc -I{GEN} -MD -MF $out.d -MT $out"
         # The log keeps what ptxas says of registers and spills, for tools/check_cuda.py; only warnings are shown.
         show = "{ cat $out.log; exit 1; }; grep -i warning $out.log || true"
-        compile = f"{quote(cuda.nvcc)} {options} -c $in -o $out > $out.log 2>&1 || {show}"
+        compile = f"{quote(cuda.nvcc)} {options} -c $in -o $out > $out.log 2>&1 && {listed} || {show}"
         text += rule("nvcc", compile, "compile $in", "depfile = $out.d", "deps = gcc")
     return text
 

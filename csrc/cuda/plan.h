@@ -85,20 +85,17 @@ constexpr float memory_us(const Question& q) {
   return static_cast<float>(q.n) * static_cast<float>(q.k) * (q.bits + 0.125f) / 8 / kBytesPerUs;
 }
 
-// What zeros and codebooks multiply work of tiles of up to 16 tokens by (of more: kind_work). Zeros that are no whole
-// numbers cost helping warps; values of a codebook are looked up: n8 17.6 us and int4 13.7 with groups of 64.
-constexpr float kZerosCost = 1.05f;
-constexpr float extra_work(const Question& q) {
-  const float zeros = q.zero_kind == ZeroKind::kNone ? 1.0f : q.any_zeros() ? 1.2f : kZerosCost;
-  return zeros * (q.codebook ? 1.25f : 1.0f);
-}
-
-constexpr NarrowTime narrow_time(const Question& q, int tokens) {
-  return narrow_time((q.n + 15) / 16, (q.k + 127) / 128, tokens, q.bits, q.fine(), q.clusters);
+// The kind that kernels of up to 16 tokens are for: integers of 5 to 7 bits in short groups have none for whole zeros.
+constexpr WeightKind narrow_kind(const Question& q) {
+  const bool zeros = q.zero_kind != ZeroKind::kNone, odd = q.bits >= 5 && q.bits <= 7;
+  const bool whole = zeros && q.whole_zeros && !q.is_float && !(q.fine() && odd);
+  const bool any = zeros && !whole, fine = q.fine() || q.fp32_scales || (q.is_float && any);
+  return {q.is_float, q.codebook, fine, whole, any, !q.fine() || q.group_size > 32 ? 0 : q.group_size > 16 ? 1 : 2};
 }
 
 constexpr float narrow_us(const Question& q, int tokens) {
-  return q.clusters[0] < 1 ? kLast : narrow_time(q, tokens).us * extra_work(q);
+  if (q.clusters[0] < 1) return kLast;
+  return narrow_time((q.n + 15) / 16, (q.k + 127) / 128, tokens, q.bits, narrow_kind(q), q.clusters).us;
 }
 
 constexpr float gemm_us(const Question& q, const TileCost& cost) {
@@ -106,74 +103,32 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
                     (q.m + cost.tokens - 1) / cost.tokens,
                     (q.k + 127) / 128,
                     q.bits,
-                    {q.is_float, q.codebook, q.fine() || q.any_zeros(), q.any_zeros()},
+                    {q.is_float, q.codebook, q.fine() || q.any_zeros(), false, q.any_zeros()},
                     q.clusters,
                     memory_us(q),
                     columns_share(q, cost.tokens)};
   return std::min(whole_us(w, cost), block_time(w, cost.tokens).us);
 }
 
-// Whether blocks of n8 take half of a multiprocessor.
-constexpr bool takes_half(const Question& q) { return narrow_time(q, 8).half; }
-
-// Whether n4 takes floats of one and two rows: its end takes the least, and slices of few steps, of which n1 multiplies
-// four at a time, are not rounded up.
-constexpr bool small_for_n4(const Question& q) {
-  const int64_t size = q.n * q.k;
-  return q.bits < 8 ? q.m <= 2 && size <= 9'000'000 : q.m == 1 && size <= 5'000'000;
-}
-
-// Whether n8 takes floats of up to 4 rows that decode holds. Measured on an H200, us, decode and n8: with 8 bits few
-// row tiles that have many k: all of x is in shared memory, and k is split too little to fill the device; 4096 x
-// 4096 7.4 and 5.6, 8192 x 8192 19.1 and 19.1. Those of 3 and 4 bits are bytes that are looked up: float3 at four rows
-// 7168 x 5120 8.4 and 7.5, but 12288 x 2048 5.5 and 6.7; float4 8192 x 8192 12.2 and 11.0, but 4096 x 4096 4.4 and 4.8,
-// 57344 x 8192 60.4 and 67.8, 4096 x 2048 3.0 and 3.5.
-constexpr bool floats_prefer_n8(const Question& q) {
-  if (q.bits == 8) return takes_half(q) || (q.n <= 5120 && q.k >= 24 * 1024);
-  if (q.bits == 3) return q.m > 2 && q.n <= 8192;
-  if (q.n >= 4096 && q.n * q.k <= 9'000'000) return false;
-  return q.n < 32 * 1024 && (q.m > 2 || q.k % 4096 || q.n < 2048 || q.n * q.k > 4096 * 4096);
-}
-
-// The same with groups of 32 and 64 and one row, us, n1 and n8: 8192 x 8192 groups of 32 12.9 and 12.9, of 64 13.0 and
-// 11.7, 6144 x 4096 7.1 and 6.8, 7.2 and 6.5, but 4096 x 4096 4.6 and 5.2, 4.4 and 5.0, 57344 x 8192 66.6
-// and 74.6, 65.0 and 69.1 (nvidia-h200/matmul_20261126_fine_one_row.json: ten shapes, nothing is lost of them).
-constexpr bool fine_floats_prefer_n8(const Question& q) {
-  return q.group_size >= 32 && q.n < (q.group_size == 32 ? 8 : 32) * 1024 && (q.k % 4096 || q.n * q.k > 4096 * 4096);
-}
-
-// In which order tiles of family decode that hold the product are tried where their times are not known, of floats and
-// short groups: before all of gemm_sm90, or after them where one of these is faster. Mostly the smallest tile is the
-// fastest, of integers in short groups always: n1 takes 0.60 to 0.98 of the time of n8
-// (nvidia-h200/matmul_20261126_fine_one_row.json: ten shapes, seven types).
-constexpr float decode_rank(int tokens, const Question& q) {
-  const float rank = 0.01f * static_cast<float>(tokens), last = kLast + rank * 1e5f;
-  if (q.fine()) return q.is_float && fine_floats_prefer_n8(q) ? last : rank;
-  if (floats_prefer_n8(q)) return last;
-  if (tokens == 4 && small_for_n4(q)) return 0.0f;
-  // 40 and 20 steps: slices of five, or three, of which n1 multiplies eight, or four.
-  const bool empty = q.n < 40 * 1024 && (q.k == 5120 || (q.k == 2560 && q.bits > 2 && q.bits < 8));
-  return tokens == 2 && q.m == 1 && empty ? 0.005f : rank;
-}
-
 // Whether a tile's time is known, about.
-constexpr bool is_timed(Family family, const Question& q) {
-  if (q.capability != 90 || family == Family::kGemmSm80) return false;
-  return family == Family::kGemmSm90 || (!q.is_float && !q.fine());
-}
+constexpr bool is_timed(Family family, const Question& q) { return q.capability == 90 && family != Family::kGemmSm80; }
 
-// Microseconds, about, of integers in long groups by a tile of family decode; kLast where no block holds x. Of 598
-// products of 1, 2 and 4 rows (27 shapes, int1 to int8, nvidia-h200/sweep_splits_20261128_decode*.json) the tile and
-// split with the least cost, n8 among them, are 0.8% slower than the fastest on average, 11% at worst; by rules for
-// sizes, which these costs took the place of, 2.4 and 22%.
+// Microseconds, about, by a tile of family decode; kLast where no block holds x. Of 598 products of 1, 2 and 4 rows (27
+// shapes, int1 to int8, nvidia-h200/sweep_splits_20261128_decode*.json) the tile and split with the least cost, n8
+// among them, are 0.8% slower than the fastest on average, 11% at worst; of 1236 of 1 to 16 rows of thirty other
+// weights (sweep_splits_20261128_kinds*.json), by these and n8 and n16, 0.8 and 19%.
 inline float decode_us(int tokens, const Question& q) {
   const int pairs = q.clusters[1], clusters[] = {q.clusters[0], pairs, pairs * 15 / 32, pairs * 15 / 64};  // an H200's
   if (clusters[0] < 1) return kLast;
   decode::Sharing p{};
   p.m = static_cast<int>(q.m), p.tiles = static_cast<int>((q.n + 15) / 16),
   p.steps = static_cast<int>((q.k + 127) / 128);
-  const decode::Spread found = decode::spread_integers(tokens, q.bits, p, {clusters, true}).spread;
-  return found.bytes ? found.price * (q.zero_kind == ZeroKind::kNone ? 1.0f : kZerosCost) : kLast;
+  const decode::WeightForm form{q.bits, q.is_float, q.zero_kind != ZeroKind::kNone,
+                                !q.fine()            ? 1
+                                : q.group_size >= 32 ? 4
+                                                     : 8};
+  const decode::Spread found = decode::spread_by(tokens, form, p, {clusters, true}).spread;
+  return found.bytes ? found.price : kLast;
 }
 
 // What n8 takes more than its cost says with rows that decode holds, us: 0.12 to 0.19 on average of the same products,
@@ -195,7 +150,7 @@ inline float tile_us(Family family, int tokens, const Question& q) {
   if (q.capability != 90) return holds || repeats(family, tokens) ? rank : kNever;
   if (family == Family::kGemmSm80) return 2 * kLast + rank * 1e3f;
   if (family == Family::kDecode) {
-    return !holds ? kNever : is_timed(family, q) ? decode_us(tokens, q) : decode_rank(tokens, q);
+    return holds ? decode_us(tokens, q) : kNever;
   }
   if (!holds && !repeats(family, tokens)) return kNever;
   if (rounds_few(tokens, q)) return kLast + rank * 1e3f;

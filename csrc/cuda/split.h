@@ -25,7 +25,7 @@ constexpr bool is_dealt(const Split& split) {
 }
 
 constexpr SplitWork work_of(const Split& split, const SplitQuestion& q) {
-  const int own = narrow::stage_steps(q.tokens, q.bits, split.warps, q.fine);
+  const int own = narrow::stage_steps(q.tokens, q.bits, split.warps, q.kind.fine);
   const int64_t tasks = ceil_div(q.tiles, split.row_tiles), most = q.clusters[0];
   SplitWork work{0, (split.row_tiles * split.parts + 3) / 4, 0, false};
   if (is_dealt(split)) {
@@ -74,18 +74,54 @@ constexpr SplitCosts kWholeCosts = {{1.07f, 1.24f},
                                     2.58f};
 constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
 
+// What a step takes more of other weights beside integers in groups of 128 k and more: whole zeros and others; short
+// groups, with none, whole and other zeros; floats, and those in short groups. By blocks of half of a multiprocessor
+// and of all of it, by n8 and n16. Why more, not times: scales and zeros take as many instructions whatever the width.
+// Fitted by benchmarks/fit_kind_costs.py to products on an H200 (30 weights, 9 and 8 shapes;
+// nvidia-h200/sweep_splits_20261128_kinds*.json): of 504 products the split with the least is 0.7% slower than the
+// fastest one on average, within 5% in 96%, 19% at worst; by the costs of integers 2.3%, 83%, 24%.
+constexpr float kNarrowKinds[7][2][2] = {
+    {{0.00387f, 0.00827f}, {0.00505f, 0.00426f}},  // whole zeros
+    {{0.000765f, -0.0264f}, {-0.00431f, -0.0176f}},  // other zeros
+    {{0.00983f, 0.0291f}, {0.0134f, 0.0182f}},  // short groups
+    {{0.0221f, 0.0501f}, {0.0262f, 0.0335f}},  // and whole zeros
+    {{0.0552f, 0.0100f}, {0.0338f, 0.0551f}},  // and other zeros: 16 tokens have no blocks of half of a multiprocessor
+    {{-0.00246f, -0.00707f}, {0.00590f, 0.00489f}},  // floats
+    {{0.00700f, 0.0248f}, {0.0143f, 0.0240f}},  // floats in short groups
+};
+constexpr float kShorterWork[2] = {1.93f, 1.43f};  // of n8, n16: times that, with groups of 32, and once more of 16
+// Times that of a step of floats of 3 to 8 bits, by blocks of either kind. Seven bits: as six, not timed.
+constexpr float kFloatWork[6][2] = {{1.26f, 1.15f}, {1.35f, 1.23f}, {1.03f, 0.892f},
+                                    {1.30f, 1.18f}, {1.30f, 1.18f}, {1.15f, 0.963f}};
+// What x takes where zeros are no whole numbers, of n8 and n16: helping warps add it up, for each part of K.
+constexpr float kAnyZerosX[2] = {2.69f, 5.91f};
+// Values of a codebook are looked up: n8 17.6 us and int4 13.7 with groups of 64.
+constexpr float kCodebookWork = 1.25f;
+
+// step: of the integer as wide.
+constexpr float narrow_step(const WeightKind& kind, int bits, bool whole, int own, float step) {
+  const int zeros = kind.any_zeros ? 2 : kind.whole_zeros ? 1 : 0;
+  const int row = kind.is_float && !zeros ? 5 + kind.fine : kind.fine ? 2 + zeros : zeros - 1;
+  float more = row < 0 ? 0.0f : kNarrowKinds[row][whole][own];
+  for (int i = 0; i < kind.shorter; ++i) more *= kShorterWork[own];
+  return (step * (kind.is_float ? kFloatWork[bits - 3][whole] : 1.0f) + more) * (kind.codebook ? kCodebookWork : 1.0f);
+}
+
 constexpr float split_us(const Split& split, const SplitQuestion& q) {
-  const SplitCosts& costs = split.warps < narrow::kMostWorkers ? kHalfCosts : kWholeCosts;
+  const bool whole = split.warps == narrow::kMostWorkers;
+  const SplitCosts& costs = whole ? kWholeCosts : kHalfCosts;
   const SplitWork work = work_of(split, q);
   const int own = q.tokens > 8, columns = q.tokens / 8;
   const auto steps = static_cast<float>(work.steps);
-  const float products = steps * (static_cast<float>(work.busy) + costs.waits[own]) * costs.step[own][q.bits - 1];
+  const float step = narrow_step(q.kind, q.bits, whole, own, costs.step[own][q.bits - 1]);
+  const float x = costs.x[own] * (q.kind.any_zeros ? kAnyZerosX[own] : 1.0f);
+  const float products = steps * (static_cast<float>(work.busy) + costs.waits[own]) * step;
   const float bytes = static_cast<float>(q.tiles) * static_cast<float>(q.steps * (256 * q.bits + 32));
   const float memory = bytes / kBytesPerUs;
   const float most = std::max(products, memory), least = std::min(products, memory);
   int doubled = 0;
   for (int all = split.parts * split.blocks; all > 1; all /= 2) ++doubled;
-  return costs.start[own] + most + costs.both * least / most + costs.x[own] * steps * static_cast<float>(split.parts) +
+  return costs.start[own] + most + costs.both * least / most + x * steps * static_cast<float>(split.parts) +
          costs.sums * static_cast<float>(doubled * split.row_tiles * columns) +
          (split.blocks > 1 ? costs.pair / (1 + most) : 0.0f) + costs.turn * static_cast<float>(work.turns) +
          (work.in_parts ? costs.parts : 0.0f);
@@ -102,16 +138,6 @@ constexpr Split half_of(Split split, const SplitQuestion& q) {
   split.early = bytes <= 66'000 ? 2 : 3;
   split.next_after = bytes <= 66'000 ? 3 : bytes <= 120'000 ? 5 : bytes <= 265'000 ? 6 : 7;
   return split;
-}
-
-// Whether blocks of 8 warps are slower than those of 16 where groups are short. With 16 tokens their stages are of 128
-// k each, not 256: the end of a product that the next one hides pays for that where warps are few steps at work, all of
-// them. Measured on an H200, us, groups of 32, int4 and uint4 with 16 tokens, the best split of 8 and of 16 warps: 4096
-// x 4096 5.2 and 5.9, 5.8 and 6.4, 8192 x 3584 7.2 and 8.0, 8.2 and 8.7, but 4608 x 3584 6.8 and 6.3, 7.8 and 6.9, 8192
-// x 8192 14.0 and 13.5, 17.1 and 14.9, 4096 x 14336 12.6 and 12.6, 15.0 and 13.6; int8 4608 x 3584 7.2 and 7.8.
-constexpr bool too_fine(const Split& split, const SplitQuestion& q) {
-  if (!q.fine || q.tokens <= 8 || q.bits == 8) return false;
-  return split.row_tiles * split.parts < split.warps || work_of(split, q).steps > 16;
 }
 
 // A split and its time.
@@ -138,7 +164,8 @@ constexpr TimedSplit fastest_split(const SplitQuestion& q) {
     const float us = split_us(split, q);
     if (us < best.us) best = {split, us};
   };
-  if (q.clusters[0] < 1 || (half && q.steps > kMostStepsOfHalves)) return best;
+  if (q.clusters[0] < 1 || (half && (q.steps > kMostStepsOfHalves || !narrow::has_halves(q.tokens, q.kind))))
+    return best;
   if (!half) {
     look_at(q.warps, 1, 1);
     for (int rows = q.warps / 2; rows < q.warps && q.tiles > int64_t{q.clusters[0]} * rows; ++rows) look_at(rows, 1, 1);
@@ -156,7 +183,6 @@ constexpr TimedSplit fastest_split(const SplitQuestion& q) {
       if (parts > 1 && !half_idle) look_at(static_cast<int>(rows), parts / 2, blocks);
     }
   }
-  if (half && best.us < kNoSplit && too_fine(best.split, q)) return {{}, kNoSplit};
   return best;
 }
 
@@ -164,7 +190,7 @@ constexpr TimedSplit fastest_split(const SplitQuestion& q) {
 constexpr TimedSplit fastest_split_of(SplitQuestion q, int warps) {
   q.warps = warps, q.fits = 0;
   for (int parts = 1; parts <= warps; ++parts)
-    q.fits |= static_cast<uint32_t>(narrow::has_room(parts, q.tokens, q.bits, warps, q.fine)) << parts;
+    q.fits |= static_cast<uint32_t>(narrow::has_room(parts, q.tokens, q.bits, warps, q.kind.fine)) << parts;
   return fastest_split(q);
 }
 
@@ -182,8 +208,9 @@ struct NarrowTime {
   float us;
   bool half;
 };
-constexpr NarrowTime narrow_time(int64_t tiles, int64_t steps, int tokens, int bits, bool fine, const int* clusters) {
-  const SplitQuestion q{tiles, steps, tokens, bits, 0, clusters, 0, fine};
+constexpr NarrowTime narrow_time(int64_t tiles, int64_t steps, int tokens, int bits, const WeightKind& kind,
+                                 const int* clusters) {
+  const SplitQuestion q{tiles, steps, tokens, bits, 0, clusters, 0, kind};
   const float half = fastest_split_of(q, narrow::kMostWorkers / 2).us,
               whole = fastest_split_of(q, narrow::kMostWorkers).us;
   return {std::min(half, whole), half < whole};

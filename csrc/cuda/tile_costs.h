@@ -40,17 +40,12 @@ constexpr TileCost kTileCosts[] = {
     {256, 256, 1, 2.98f, 4.88f, 0.12f, 8.40f, 1.42f, 0.04f, {1.40f, 1.30f, 1.38f, 1.40f, 1.45f, 1.54f, 1.43f, 1.48f}},
 };
 
-// What work depends on beside bits. any_zeros: zeros that are no part of a value's number (form.cuh), which kernels of
-// fine groups serve.
-struct WideKind {
-  bool is_float, codebook, fine, any_zeros;
-};
-
-// A product by a tile of more than 16 tokens. columns: the share of a tile's that are multiplied.
+// A product by a tile of more than 16 tokens. kind: kernels of fine groups serve zeros that are no part of a value's
+// number, also of longer ones, so that both are set. columns: the share of a tile's that are multiplied.
 struct WideTasks {
   int64_t row_tiles, token_tiles, steps;
   int bits;
-  WideKind kind;
+  WeightKind kind;
   const int* clusters;
   float memory, columns;
 
@@ -68,7 +63,7 @@ constexpr float kKindWork[4][10] = {
 };
 
 // block_tiles: row tiles of a block that has one task, 0 of others.
-constexpr float kind_work(const WideKind& kind, int tokens, int block_tiles) {
+constexpr float kind_work(const WeightKind& kind, int tokens, int block_tiles) {
   const int row = kind.any_zeros ? 3 : kind.fine ? (kind.is_float ? 2 : 1) : kind.is_float ? 0 : -1;
   const int of_whole = tokens == 32    ? 0
                        : tokens == 48  ? 1
@@ -125,7 +120,7 @@ constexpr BlockCost kBlockCosts[] = {
     {96, 4, 2, 48, {2.51f, 3.33f, 0.00f}, 0.29f, {0.30f, 0.31f, 0.33f, 0.31f, 0.35f, 0.35f, 0.37f, 0.35f}},
 };
 
-constexpr bool has_blocks(const BlockCost& cost, int bits, const WideKind& kind) {
+constexpr bool has_blocks(const BlockCost& cost, int bits, const WeightKind& kind) {
   return cost.row_tiles == 4 ? shares_rows(cost.tokens, kind.codebook, kind.fine)
                              : has_halves(cost.tokens, bits, kind.is_float, kind.codebook, kind.fine);
 }
@@ -160,8 +155,7 @@ constexpr BlockTime block_time(const WideTasks& w, int tokens) {
 constexpr Split plan_split(const SplitQuestion& q) {
   if (q.tokens <= 16) return split_of(q);
   const float bytes = static_cast<float>(q.tiles) * static_cast<float>(q.steps * (256 * q.bits + 32));
-  const WideKind kind{q.is_float, q.codebook, q.fine, q.any_zeros};
-  const WideTasks w{q.tiles, q.token_tiles, q.steps, q.bits, kind, q.clusters, bytes / kBytesPerUs, 1.0f};
+  const WideTasks w{q.tiles, q.token_tiles, q.steps, q.bits, q.kind, q.clusters, bytes / kBytesPerUs, 1.0f};
   for (const TileCost& cost : kTileCosts) {
     if (cost.tokens != q.tokens) continue;
     const BlockTime found = block_time(w, q.tokens);

@@ -28,13 +28,8 @@
 
 namespace lowbit::decode {
 
-template <class Worker, class Tile>
-constexpr Traits kTraits = {Worker::kBits,        Worker::kFloat,
-                            Tile::kTokens,        Tile::kWarps,
-                            Tile::kSharedBytes,   Worker::Ring::kRows,
-                            Worker::kTurn,        Worker::Ring::kSteps,
-                            Worker::Ring::kDepth, Map<typename Worker::Ring, Tile>::kX,
-                            Worker::kTableBytes,  kSumBytes<Worker>};
+template <class Weight, class Tile, class Form>
+constexpr Traits kTraits = traits_of<Tile>({Weight::kBits, Weight::kFloat, Form::kZeros, Form::kUnits});
 
 struct Kernel {
   void (*function)(Problem);
@@ -46,9 +41,12 @@ template <class Weight, class Act, class Tile, class Form>
 inline Kernel kernel_of() {
   static Prepared prepared;
   using Worker = WorkerOf<Weight, Act, Tile, Form>;
-  static_assert(Weight::kFloat || Form::kFine || Form::kZeros ||
-                kTraits<Worker, Tile> == integer_traits<Tile>(Weight::kBits));
-  return {resident<Weight, Act, Tile, Form>, kTraits<Worker, Tile>, prepared};
+  using Ring = typename Worker::Ring;
+  constexpr const Traits& kOwn = kTraits<Weight, Tile, Form>;
+  static_assert(kOwn == Traits{kOwn.weight, Tile::kTokens, Tile::kWarps, Tile::kSharedBytes, Ring::kRows, Worker::kTurn,
+                               Ring::kSteps, Ring::kDepth, Map<Ring, Tile>::kX, Worker::kTableBytes, kSumBytes<Worker>},
+                "what a plan takes a kernel to be");
+  return {resident<Weight, Act, Tile, Form>, kOwn, prepared};
 }
 
 // Prepares a kernel; whether its launches overlap, in `launch`.

@@ -216,12 +216,12 @@ inline int launch_tile(const MatmulArgs& args, const Launch& launch, Affine affi
                         prepared);
 }
 
-// Tiles that also come in half of a multiprocessor. Why not 16 tokens of fine groups beside sums of x: they spill.
+// Tiles that also come in half of a multiprocessor.
 template <class Weight, class Tile, class Form>
 constexpr bool kHalves =
     !Tile::kHalf &&
     (Tile::kWgmma ? has_halves(Tile::kTokens, Weight::kBits, Weight::kFloat, Weight::kCodebook, Form::kFine)
-                  : !(Tile::kTokens == 16 && Form::kFine && Form::kZeroForm == ZeroForm::kAny));
+                  : narrow::has_halves(Tile::kTokens, kTraits<Weight, Tile, Form>.kind));
 
 // args: checked by the caller; x rows 16-byte aligned, codes in layout nvidia; m <= Tile::kTokens where a tile
 // multiplies by mma.sync. Returns a cudaError_t: cudaErrorInvalidValue when this tile can't hold the problem.

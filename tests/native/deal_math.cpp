@@ -45,6 +45,13 @@ static lowbit::MostClusters clusters_of(const MostOf& most) {
   return clusters;
 }
 
+// is_float, codebook, fine, whole_zeros, any_zeros, shorter.
+using KindNumbers = std::array<int, 6>;
+
+static lowbit::WeightKind weight_kind(const KindNumbers& k) {
+  return {k[0] != 0, k[1] != 0, k[2] != 0, k[3] != 0, k[4] != 0, k[5]};
+}
+
 namespace decode = lowbit::decode;
 constexpr int kClusters[] = {132, 66, 30, 15};  // of an H200
 
@@ -54,13 +61,23 @@ static decode::Sharing shared(int m, int64_t n, int64_t k) {
   return p;
 }
 
-template <int Tokens>
-static decode::Traits traits_of(int bits, int warps) {
-  return warps == 8 ? decode::integer_traits<decode::Tile<Tokens>>(bits)
-                    : decode::integer_traits<decode::Tile<Tokens, decode::Kind::kWhole>>(bits);
+// Of a weight beside its bits: whether it is one of floats, has zeros, how many parts of a step have scales.
+using Other = std::array<int, 3>;
+constexpr Other kNothing = {0, 0, 1};
+
+static decode::WeightForm kind_of(int bits, const Other& other) {
+  return {bits, other[0] != 0, other[1] != 0, other[2]};
 }
-static decode::Traits traits_of(int bits, int tokens, int warps) {
-  return tokens == 1 ? traits_of<1>(bits, warps) : tokens == 2 ? traits_of<2>(bits, warps) : traits_of<4>(bits, warps);
+
+template <int Tokens>
+static decode::Traits traits_of(const decode::WeightForm& weight, int warps) {
+  return warps == 8 ? decode::traits_of<decode::Tile<Tokens>>(weight)
+                    : decode::traits_of<decode::Tile<Tokens, decode::Kind::kWhole>>(weight);
+}
+static decode::Traits traits_of(const decode::WeightForm& weight, int tokens, int warps) {
+  return tokens == 1   ? traits_of<1>(weight, warps)
+         : tokens == 2 ? traits_of<2>(weight, warps)
+                       : traits_of<4>(weight, warps);
 }
 
 using Six = std::array<int, 6>;
@@ -132,64 +149,74 @@ PYBIND11_MODULE(deal_math, m) {
   });
   // row_tiles, parts, blocks, early, warps, next_after.
   m.def("split_of", [](int64_t tiles, int64_t steps, int tokens, int bits, int warps, std::array<int, 2> clusters,
-                       uint32_t fits, bool fine) {
+                       uint32_t fits, KindNumbers kind) {
     const lowbit::Split split =
-        lowbit::cuda::split_of({tiles, steps, tokens, bits, warps, clusters.data(), fits, fine});
+        lowbit::cuda::split_of({tiles, steps, tokens, bits, warps, clusters.data(), fits, weight_kind(kind)});
     return std::array<int, 6>{split.row_tiles, split.parts, split.blocks, split.early, split.warps, split.next_after};
   });
   m.def("has_room", lowbit::narrow::has_room);
   // Of split_us: steps, busy, turns, whether in parts.
   m.def("split_work", [](int64_t tiles, int64_t steps, int tokens, int bits, std::array<int, 6> split,
-                         std::array<int, 2> clusters, bool fine) {
-    const auto found = lowbit::cuda::work_of({split[0], split[1], split[2], split[3], split[4], split[5]},
-                                             {tiles, steps, tokens, bits, split[4], clusters.data(), ~0u, fine});
+                         std::array<int, 2> clusters, KindNumbers kind) {
+    const auto found =
+        lowbit::cuda::work_of({split[0], split[1], split[2], split[3], split[4], split[5]},
+                              {tiles, steps, tokens, bits, split[4], clusters.data(), ~0u, weight_kind(kind)});
     return std::tuple(found.steps, found.busy, found.turns, found.in_parts);
   });
   m.def("split_us", [](int64_t tiles, int64_t steps, int tokens, int bits, std::array<int, 6> split,
-                       std::array<int, 2> clusters, bool fine) {
+                       std::array<int, 2> clusters, KindNumbers kind) {
     return lowbit::cuda::split_us({split[0], split[1], split[2], split[3], split[4], split[5]},
-                                  {tiles, steps, tokens, bits, split[4], clusters.data(), ~0u, fine});
+                                  {tiles, steps, tokens, bits, split[4], clusters.data(), ~0u, weight_kind(kind)});
   });
   // us, and whether by blocks of half of a multiprocessor.
-  m.def("narrow_time", [](int64_t tiles, int64_t steps, int tokens, int bits, std::array<int, 2> clusters, bool fine) {
-    const auto found = lowbit::cuda::narrow_time(tiles, steps, tokens, bits, fine, clusters.data());
-    return std::tuple(found.us, found.half);
-  });
+  m.def("narrow_time",
+        [](int64_t tiles, int64_t steps, int tokens, int bits, std::array<int, 2> clusters, KindNumbers kind) {
+          const auto found = lowbit::cuda::narrow_time(tiles, steps, tokens, bits, weight_kind(kind), clusters.data());
+          return std::tuple(found.us, found.half);
+        });
   m.def("start", [](int each, int more, int part) { return Cut{each, more}(part); });
-  // Of integers by tiles of family decode on an H200. The split, and whether a block that is launched beyond those that
-  // share the product repeats none of them, or one of another rank.
-  m.def("decode_split", [](int bits, int tokens, int m, int64_t n, int64_t k) {
-    const decode::Found found = decode::spread_integers(tokens, bits, shared(m, n, k), {kClusters, true});
-    if (!found.spread.bytes) throw std::runtime_error("no split holds x");
-    const int warps = found.whole ? 16 : 8;
-    decode::Sharing p = found.spread.sharing;
-    lowbit::Launch launch{};
-    std::copy_n(kClusters, 4, launch.clusters), launch.overlap = true;
-    const int blocks = decode::launched_blocks(traits_of(bits, tokens, warps), p, launch);
-    bool lost = blocks < p.grid;
-    for (int block = p.grid; block < blocks; ++block) {
-      const int repeated = block & p.repeated;
-      lost |= repeated >= p.grid || (block - repeated) % (1 << p.cluster_shift) != 0;
-    }
-    return std::tuple(split_of(p, warps), lost);
-  });
+  // By tiles of family decode on an H200. The split, and whether a block that is launched beyond those that share the
+  // product repeats none of them, or one of another rank.
+  m.def(
+      "decode_split",
+      [](int bits, int tokens, int m, int64_t n, int64_t k, Other other) {
+        const decode::WeightForm weight = kind_of(bits, other);
+        const decode::Found found = decode::spread_by(tokens, weight, shared(m, n, k), {kClusters, true});
+        if (!found.spread.bytes) throw std::runtime_error("no split holds x");
+        const int warps = found.whole ? 16 : 8;
+        decode::Sharing p = found.spread.sharing;
+        lowbit::Launch launch{};
+        std::copy_n(kClusters, 4, launch.clusters), launch.overlap = true;
+        const int blocks = decode::launched_blocks(traits_of(weight, tokens, warps), p, launch);
+        bool lost = blocks < p.grid;
+        for (int block = p.grid; block < blocks; ++block) {
+          const int repeated = block & p.repeated;
+          lost |= repeated >= p.grid || (block - repeated) % (1 << p.cluster_shift) != 0;
+        }
+        return std::tuple(split_of(p, warps), lost);
+      },
+      py::arg("bits"), py::arg("tokens"), py::arg("m"), py::arg("n"), py::arg("k"), py::arg("other") = kNothing);
   // When blocks of a split by hand ask for weights, and the next kernel may begin.
   m.def("decode_when", [](int bits, int tokens, int m, int64_t n, int64_t k, Six by) {
-    const decode::Traits traits = traits_of(bits, tokens, by[4]);
+    const decode::Traits traits = traits_of(kind_of(bits, kNothing), tokens, by[4]);
     const decode::Room room{kClusters, true, {by[0], by[1], by[2], by[3], by[4], by[5]}};
     const decode::When found =
         decode::when(traits, decode::spread(traits, shared(m, n, k), room).sharing, kClusters[0]);
     return std::tuple(found.early, found.next_after);
   });
   // Of a split by hand: us; what it costs (struct Work), the most row tiles; none where it can't hold x.
-  m.def("decode_work", [](int bits, int tokens, int m, int64_t n, int64_t k, Six by) {
-    const decode::Traits traits = traits_of(bits, tokens, by[4]);
-    const decode::Room room{kClusters, true, {by[0], by[1], by[2], by[3], by[4], by[5]}};
-    const decode::Spread found = decode::spread(traits, shared(m, n, k), room);
-    using Numbers = std::tuple<float, int, float, int, int, int, int>;
-    if (!found.bytes) return std::optional<Numbers>();
-    const decode::Work work = decode::work_of(traits, found.sharing, kClusters[0]);
-    return std::optional<Numbers>(
-        {found.price, work.work, work.idle, work.doubled, work.steps, work.passes, found.sharing.most_tiles});
-  });
+  m.def(
+      "decode_work",
+      [](int bits, int tokens, int m, int64_t n, int64_t k, Six by, Other other) {
+        const decode::Traits traits = traits_of(kind_of(bits, other), tokens, by[4]);
+        const decode::Room room{kClusters, true, {by[0], by[1], by[2], by[3], by[4], by[5]}};
+        const decode::Spread found = decode::spread(traits, shared(m, n, k), room);
+        using Numbers = std::tuple<float, int, float, int, int, int, int>;
+        if (!found.bytes) return std::optional<Numbers>();
+        const decode::Work work = decode::work_of(traits, found.sharing, kClusters[0]);
+        return std::optional<Numbers>(
+            {found.price, work.work, work.idle, work.doubled, work.steps, work.passes, found.sharing.most_tiles});
+      },
+      py::arg("bits"), py::arg("tokens"), py::arg("m"), py::arg("n"), py::arg("k"), py::arg("split"),
+      py::arg("other") = kNothing);
 }

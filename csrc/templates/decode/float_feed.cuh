@@ -7,6 +7,7 @@
 
 #include "../dequant/planes.cuh"
 #include "../ptx/async.cuh"
+#include "tile.cuh"
 #include "walk.cuh"
 
 namespace lowbit::decode {
@@ -15,16 +16,12 @@ namespace lowbit::decode {
 template <class Weight, class Tile>
 struct FloatRing {
   static constexpr int kBits = Weight::kBits;
-  // Row tiles side by side: they share x. Why not always 2: registers, and bytes that are waited for at once.
-  static constexpr int kRows = kBits <= 4 ? 2 : 1;
-  static constexpr int kSteps = 1;                       // of a stage
-  static constexpr int kChunk = 8;                       // steps whose scales come together, with the first stage
-  static constexpr int kTileBytes = 2 * kStepK * kBits;  // of one row tile in a stage
-  static constexpr int kStageBytes = kTileBytes * kRows;
-  static constexpr int kTileScaleBytes = 32 * kChunk;
-  static constexpr int kScaleBytes = kTileScaleBytes * kRows;
-  static constexpr int kFit = Tile::kRingBytes / (kStageBytes + kScaleBytes);
-  static constexpr int kDepth = kFit < 2 ? 2 : kFit > 8 ? 8 : kFit;  // stages
+  static constexpr RingSizes kSizes = float_ring_of<Tile>(kBits);
+  static constexpr int kRows = kSizes.rows, kSteps = kSizes.steps;
+  static constexpr int kTileBytes = kSizes.tile_bytes, kTileScaleBytes = kSizes.tile_scales;
+  static constexpr int kChunk = kTileScaleBytes / 32;  // steps whose scales come together, with the first stage
+  static constexpr int kStageBytes = kTileBytes * kRows, kScaleBytes = kTileScaleBytes * kRows;
+  static constexpr int kDepth = kSizes.depth;  // stages
   // Why as many: a chunk may be one stage.
   static constexpr int kScaleSlots = kDepth;
   static constexpr int kBytes = kDepth * kStageBytes + kScaleSlots * kScaleBytes;

@@ -27,10 +27,22 @@ struct Sharing {
   int meeting_bytes;         // of a pass
 };
 
+// What of a weight products depend on. units: parts of a step of 128 k that have scales of their own (shape.cuh).
+struct WeightForm {
+  int bits;
+  bool is_float, zeros;
+  int units;
+
+  // Whether codes are multiplied as bytes: those of short floats are looked up.
+  constexpr bool by_bytes() const { return !is_float || bits <= 4; }
+  constexpr bool operator==(const WeightForm& o) const {
+    return bits == o.bits && is_float == o.is_float && zeros == o.zeros && units == o.units;
+  }
+};
+
 // What of a kernel that depends on.
 struct Traits {
-  int bits;
-  bool is_float;
+  WeightForm weight;
   int tokens, warps, shared_bytes;  // of its blocks
   int rows;                         // row tiles that a warp has side by side
   int turn;                         // steps that a warp multiplies at least: a slice is rounded up to turns
@@ -39,28 +51,31 @@ struct Traits {
   int table_step_bytes;             // of what is known of a token at a step
   int sum_bytes;                    // of a tile's sums from a warp
 
+  constexpr bool whole() const { return warps > 8; }  // a block has all of a multiprocessor
   constexpr bool operator==(const Traits& o) const {
-    return bits == o.bits && is_float == o.is_float && tokens == o.tokens && warps == o.warps &&
-           shared_bytes == o.shared_bytes && rows == o.rows && turn == o.turn && stage_steps == o.stage_steps &&
-           depth == o.depth && x_at == o.x_at && table_step_bytes == o.table_step_bytes && sum_bytes == o.sum_bytes;
+    return weight == o.weight && tokens == o.tokens && warps == o.warps && shared_bytes == o.shared_bytes &&
+           rows == o.rows && turn == o.turn && stage_steps == o.stage_steps && depth == o.depth && x_at == o.x_at &&
+           table_step_bytes == o.table_step_bytes && sum_bytes == o.sum_bytes;
   }
 };
 
-// Of integers without zeros in groups of 128 k or more, for a plan, which does not see kernels: they have the same.
+// Of a weight's kernels, also for a plan, which does not see them (kernel_of in decode.cuh compares).
 template <class Tile>
-constexpr Traits integer_traits(int bits) {
-  const RingSizes ring = ring_of<Tile>(bits, 1, false);
-  return {bits,
-          false,
+constexpr Traits traits_of(const WeightForm& weight) {
+  const bool bytes = weight.by_bytes();
+  const RingSizes ring =
+      bytes ? ring_of<Tile>(weight.bits, weight.units, weight.zeros) : float_ring_of<Tile>(weight.bits);
+  const bool fills = bytes && weight.units == 1;  // products that have columns for several steps
+  return {weight,
           Tile::kTokens,
           Tile::kWarps,
           Tile::kSharedBytes,
           ring.rows,
-          turn_of(Tile::kTokens, ring.steps),
+          fills ? turn_of(Tile::kTokens, ring.steps) : ring.steps,
           ring.steps,
           ring.depth,
           kRingsAt + Tile::kWarps * ring.bytes(),
-          8,
+          bytes ? 8 * weight.units : 0,
           64 * Tile::kTokens};
 }
 
@@ -97,7 +112,7 @@ inline int share(const Traits& traits, Sharing& p, int cluster_shift, int warps_
 // 132: 1024 x 3072 W2 3.23 and 2.84. Why not clusters of 4 and 8: no more of them fit.
 inline int launched_blocks(const Traits& traits, Sharing& p, const Launch& launch) {
   const int all = launch.clusters[p.cluster_shift] << p.cluster_shift;
-  if (!launch.overlap || traits.warps != 8 || p.cluster_shift > 1 || p.grid >= all) return p.grid;
+  if (!launch.overlap || traits.whole() || p.cluster_shift > 1 || p.grid >= all) return p.grid;
   int most = 1;  // the largest power of two of blocks, whole clusters of them
   while (2 * most <= p.grid) most *= 2;
   p.repeated = most - 1;

@@ -55,6 +55,32 @@ constexpr Costs kCostsWhole = {{0.548f, 0.359f, 0.260f},
                                {1.34f, 1.83f, 2.43f, 3.03f},
                                0.114f};
 
+// What other weights cost beside integers without zeros in groups of 128 k or more: of a row tile x 128 k, by blocks of
+// half of a multiprocessor and of all of it, and tokens; x times so much; at the start. Why added, not times: scales
+// and zeros take as many instructions whatever the width is. Fitted by benchmarks/fit_kind_costs.py beside n8
+// (sweep_splits_20261128_kinds*.json, 380 products): 0.9% lost to the fastest tile and split, by integers' costs 2.4%.
+struct KindCosts {
+  float product[2][3], x, start;
+};
+constexpr KindCosts kKindCosts[] = {
+    {{{0.00570f, 0.00457f, 0.00554f}, {0.00284f, 0.00362f, 0.00595f}}, 1.05f, -0.00801f},  // zeros
+    {{{0.0214f, 0.0f, 0.0f}, {0.0179f, 0.0f, 0.0f}}, 0.472f, 0.177f},  // short groups of one row
+    {{{0.0346f, 0.0f, 0.0f}, {0.0300f, 0.0f, 0.0f}}, 1.16f, 0.105f},  // and zeros
+    {{{0.0337f, 0.0360f, 0.0238f}, {0.0395f, 0.0389f, 0.0304f}}, 1.39f, 0.0505f},  // floats of 3 bits
+    {{{0.0452f, 0.0471f, 0.0223f}, {0.0442f, 0.0440f, 0.0380f}}, 0.908f, 0.599f},  // of 4 bits
+    {{{0.0548f, 0.0f, 0.0f}, {0.0582f, 0.0f, 0.0f}}, 0.998f, 0.5f},  // in groups of 32 and 64
+    {{{0.0730f, 0.0f, 0.0f}, {0.0682f, 0.0f, 0.0f}}, 0.624f, 0.473f},  // of 16
+    {{{0.0510f, 0.0393f, 0.0138f}, {0.0375f, 0.0575f, 0.0179f}}, 0.765f, 1.39f},  // of more bits
+};
+constexpr KindCosts kPlain = {{}, 1.0f, 0.0f};
+
+constexpr const KindCosts& kind_costs(const WeightForm& weight) {
+  const bool fine = weight.units > 1;
+  if (weight.is_float)
+    return kKindCosts[weight.bits == 3 ? 3 : weight.bits > 4 ? 7 : !fine ? 4 : weight.units == 4 ? 5 : 6];
+  return fine ? kKindCosts[weight.zeros ? 2 : 1] : weight.zeros ? kKindCosts[0] : kPlain;
+}
+
 // Of a split, what these cost: work: of the busiest scheduler, row tiles x 128 k; others: idle multiprocessors over
 // busy ones; doubled: log2 of the row groups of a block; steps: of 128 k that a block has x of.
 struct Work {
@@ -66,28 +92,30 @@ inline Work work_of(const Traits& traits, const Sharing& p, int blocks) {
   const int steps = p.slices.each + (p.slices.more > 0);
   const int turns = (steps + traits.turn - 1) / traits.turn, tiles = (p.most_tiles + traits.rows - 1) / traits.rows;
   return {turns * traits.turn * tiles * traits.rows * (traits.warps / 4),
-          static_cast<float>(blocks) / static_cast<float>(p.grid) - 1.0f, (traits.warps == 8 ? 3 : 4) - p.warps_k_shift,
+          static_cast<float>(blocks) / static_cast<float>(p.grid) - 1.0f, (traits.whole() ? 4 : 3) - p.warps_k_shift,
           steps << p.warps_k_shift, (p.most_tiles + p.pass_tiles - 1) / p.pass_tiles - 1};
 }
 
 inline float cost(const Traits& traits, const Sharing& p, int blocks) {
-  const Costs& costs = traits.warps == 8 ? kCostsHalf : kCostsWhole;
+  const Costs& costs = traits.whole() ? kCostsWhole : kCostsHalf;
   const Work found = work_of(traits, p, blocks);
   const int own = traits.tokens / 2;
-  const float memory = static_cast<float>(weight_bytes(p, traits.bits)) / costs.memory *
+  const float memory = static_cast<float>(weight_bytes(p, traits.weight.bits)) / costs.memory *
                        (1.0f + costs.idle * found.idle) * (1.0f + costs.groups * static_cast<float>(found.doubled));
-  const float products = static_cast<float>(found.work) * costs.product[own][traits.bits - 1];
+  const KindCosts& kind = kind_costs(traits.weight);
+  const float product = costs.product[own][traits.weight.bits - 1] + kind.product[traits.whole()][own];
+  const float products = static_cast<float>(found.work) * product;
   const float most = std::max(products, memory), least = std::min(products, memory);
-  const float x = costs.x * static_cast<float>(traits.tokens) + costs.row * static_cast<float>(p.m);
-  return costs.start[own] + most + costs.both * least * least / most + x * static_cast<float>(found.steps) +
-         costs.sums * static_cast<float>(p.most_tiles) + costs.pass * static_cast<float>(found.passes) +
-         costs.cluster[p.cluster_shift] / (1.0f + costs.fades * most);
+  const float x = (costs.x * static_cast<float>(traits.tokens) + costs.row * static_cast<float>(p.m)) * kind.x;
+  return costs.start[own] + kind.start + most + costs.both * least * least / most +
+         x * static_cast<float>(found.steps) + costs.sums * static_cast<float>(p.most_tiles) +
+         costs.pass * static_cast<float>(found.passes) + costs.cluster[p.cluster_shift] / (1.0f + costs.fades * most);
 }
 
 // Whether K is so long that clusters of 4 and 8 blocks are thought of: x of all of it takes a block's time, and its
 // memory. Why not always: nothing gains with fewer k, and each is one more split to look at. Why not of floats that are
 // no bytes: not timed.
-inline bool has_many_steps(const Traits& traits, const Sharing& p) { return p.steps >= 40 && !traits.is_float; }
+inline bool has_many_steps(const Traits& traits, const Sharing& p) { return p.steps >= 40 && traits.weight.by_bytes(); }
 // The most row groups of a block. Why fewer of clusters of many: not timed.
 inline int most_groups(int cluster_shift) { return cluster_shift > 1 ? 4 : 8; }
 
@@ -102,8 +130,8 @@ struct When {
 // (nvidia-h200/sweep_splits_20261128_decode.json, _decode_when.json); by what came before 1.9%; us before and now: one
 // row, 8192 x 8192 W2 6.0 and 5.5, 4096 x 4096 W6 4.8 and 4.5, 8192 x 3584 W4 5.4 and 4.7.
 inline When when(const Traits& traits, const Sharing& p, int blocks) {
-  const int bits = traits.bits;
-  if (traits.warps > 8) return {!traits.is_float && (bits == 3 || bits == 5 || bits == 6) ? 2 : 1, 0};
+  const int bits = traits.weight.bits;
+  if (traits.whole()) return {traits.weight.by_bytes() && (bits == 3 || bits == 5 || bits == 6) ? 2 : 1, 0};
   // Why late: clusters of a next launch that begins early take the places of this one's, two blocks on a
   // multiprocessor. 3584 x 14336, two rows, W1 by (8, 6) 7.3 us, by this 5.5; 2560 x 9728 5.9 and 4.6.
   if (p.cluster_shift > 1) return {2, 8};
@@ -177,15 +205,15 @@ inline Found spread_either(const Traits& half, const Traits& whole, const Sharin
   return {is_whole, is_whole ? by_whole : by_half};
 }
 
-// What integers take by a tile of so many tokens, for a plan.
+// What a weight takes by a tile of so many tokens, for a plan.
 template <int Tokens>
-inline Found spread_integers(int bits, const Sharing& p, const Room& room) {
-  return spread_either(integer_traits<Tile<Tokens>>(bits), integer_traits<Tile<Tokens, Kind::kWhole>>(bits), p, room);
+inline Found spread_by(const WeightForm& weight, const Sharing& p, const Room& room) {
+  return spread_either(traits_of<Tile<Tokens>>(weight), traits_of<Tile<Tokens, Kind::kWhole>>(weight), p, room);
 }
-inline Found spread_integers(int tokens, int bits, const Sharing& p, const Room& room) {
-  return tokens == 1   ? spread_integers<1>(bits, p, room)
-         : tokens == 2 ? spread_integers<2>(bits, p, room)
-                       : spread_integers<4>(bits, p, room);
+inline Found spread_by(int tokens, const WeightForm& weight, const Sharing& p, const Room& room) {
+  return tokens == 1   ? spread_by<1>(weight, p, room)
+         : tokens == 2 ? spread_by<2>(weight, p, room)
+                       : spread_by<4>(weight, p, room);
 }
 
 }  // namespace lowbit::decode

@@ -63,6 +63,19 @@ constexpr RingSizes ring_of(int bits, int units, bool zeros) {
   return ring;
 }
 
+// That of floats which are none: a step a stage, and with it room for scales of a chunk (float_feed.cuh).
+template <class Tile>
+constexpr RingSizes float_ring_of(int bits) {
+  constexpr int kChunk = 8;  // steps
+  RingSizes ring{};
+  ring.rows = 1, ring.steps = 1;  // Why one row tile: registers, and bytes that are waited for at once
+  ring.tile_bytes = 256 * bits, ring.tile_scales = 32 * kChunk;
+  ring.stage_bytes = ring.tile_bytes + ring.tile_scales;
+  const int fit = Tile::kRingBytes / ring.stage_bytes;
+  ring.depth = fit < 2 ? 2 : fit > 8 ? 8 : fit;
+  return ring;
+}
+
 // Steps of 128 k that a warp multiplies at least, of codes that are bytes and long groups: a product of four columns
 // holds as many steps as it has tokens to spare, and a stage has as many as it has.
 constexpr int turn_of(int tokens, int stage_steps) { return 4 / tokens > stage_steps ? 4 / tokens : stage_steps; }

@@ -55,7 +55,8 @@ constexpr Room room_of() {
 // What of a kernel its problem depends on. Why not types: this is then compiled once, not for every kernel.
 struct Traits {
   int bits;
-  bool is_float, codebook, fine, zeros, any_zeros;
+  WeightKind kind;
+  bool zeros;
   int tokens, row_tiles, cluster;  // of its tile
   bool wgmma, half;
   int parts_of_k;  // in a block of more than 16 tokens
@@ -66,22 +67,20 @@ struct Traits {
 };
 
 template <class Weight, class Tile, class Form>
-constexpr Traits kTraits = {Weight::kBits,
-                            Weight::kFloat,
-                            Weight::kCodebook,
-                            Form::kFine,
-                            Form::kZeros,
-                            Form::kZeroForm == ZeroForm::kAny,
-                            Tile::kTokens,
-                            Tile::kRowTiles,
-                            Tile::kCluster,
-                            Tile::kWgmma,
-                            Tile::kHalf,
-                            Tile::kParts,
-                            Stage<Weight, Tile, Form>::kSteps,
-                            Stage<Weight, Tile, Form>::kParts,
-                            kMostStages,
-                            room_of<Weight, Tile, Form>()};
+constexpr Traits kTraits = {
+    Weight::kBits,
+    {Weight::kFloat, Weight::kCodebook, Form::kFine, Form::kWhole, Form::kZeros && !Form::kWhole},
+    Form::kZeros,
+    Tile::kTokens,
+    Tile::kRowTiles,
+    Tile::kCluster,
+    Tile::kWgmma,
+    Tile::kHalf,
+    Tile::kParts,
+    Stage<Weight, Tile, Form>::kSteps,
+    Stage<Weight, Tile, Form>::kParts,
+    kMostStages,
+    room_of<Weight, Tile, Form>()};
 
 // How tasks of a tile of more than 16 tokens are dealt out; no workers where it is forced and can't be. tasks: of one
 // block's rows; pairs: of a worker's, where that is two blocks.
@@ -106,7 +105,7 @@ inline MeetingDeal deal_of_one_task(const Traits& traits, int64_t row_tiles, int
     split = launch.forced;
   } else if (launch.split) {
     split = launch.split({row_tiles, steps, traits.tokens, traits.bits, traits.row_tiles, launch.clusters, ~0u,
-                          traits.fine, token_tiles, traits.is_float, traits.codebook, traits.any_zeros});
+                          traits.kind, token_tiles});
   }
   const int meet = split.blocks, warps = traits.half ? narrow::kMostWorkers / 2 : narrow::kMostWorkers;
   if (split.row_tiles != traits.row_tiles || split.parts != traits.parts_of_k || split.warps != warps) return {};
@@ -142,16 +141,18 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   if (narrow) {
     // Scales of a stage are a box: 256 words of 8 bytes at most.
     const int most_groups = static_cast<int>(256 / words);
-    const int most_steps = traits.fine && group.fragments < 3 ? most_groups << group.fragments >> 3 : most_groups;
+    const int most_steps = traits.kind.fine && group.fragments < 3 ? most_groups << group.fragments >> 3 : most_groups;
+    WeightKind kind = traits.kind;
+    if (kind.fine) kind.shorter = std::max(2 - group.fragments, 0);
     p.ring = narrow::stages_of(traits.parts, traits.steps, static_cast<int64_t>(tiles), steps, traits.tokens,
-                               traits.bits, traits.row_tiles, launch, traits.fine, groups > 1 ? group.steps : -1,
-                               most_steps, traits.most, traits.room.bytes);
+                               traits.bits, traits.row_tiles, launch, kind, groups > 1 ? group.steps : -1, most_steps,
+                               traits.most, traits.room.bytes);
     if (p.ring.depth == 0) return false;
   }
   const Split split = p.ring.split;
   const int row_tiles = narrow ? split.row_tiles : traits.row_tiles, own_steps = traits.steps * split.parts;
   const auto box_tiles = static_cast<uint32_t>(row_tiles);
-  p.stage_groups = std::max(traits.fine ? own_steps * 8 >> group.fragments : own_steps >> group.steps, 1);
+  p.stage_groups = std::max(traits.kind.fine ? own_steps * 8 >> group.fragments : own_steps >> group.steps, 1);
 
   p.n = static_cast<int>(args.w.n), p.m = static_cast<int>(args.x.m);
   const int token_tiles = (p.m + traits.tokens - 1) / traits.tokens;
@@ -221,8 +222,8 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
 
   p.y = args.y.data, p.y_stride = args.y.row_stride, p.lines = has_lines(args);
   p.bias = args.y.bias, p.bias_type = args.y.bias_type, p.row_scales = args.w.row_scales;
-  p.step = traits.is_float ? 1.0f : affine.step;
-  p.zero_base = traits.is_float ? 0.0f : affine.offset / affine.step;
+  p.step = traits.kind.is_float ? 1.0f : affine.step;
+  p.zero_base = traits.kind.is_float ? 0.0f : affine.offset / affine.step;
   const bool is_min = args.w.zero_kind == ZeroKind::kMin;
   p.zero_on_code = is_min ? 0.0f : 1.0f / p.step, p.zero_on_value = is_min ? 1.0f / p.step : 0.0f;
   p.bf16_scales = args.w.scale_type == ScaleType::kBFloat16;

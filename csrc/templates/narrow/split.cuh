@@ -76,6 +76,11 @@ struct Stages {
   LOWBIT_HOST_DEVICE constexpr int tile_of(int warp) const { return static_cast<int>(warp * per_warp >> 16); }
 };
 
+// Whether there are blocks of half of a multiprocessor. Why not 16 tokens of fine groups beside sums of x: they spill.
+LOWBIT_HOST_DEVICE constexpr bool has_halves(int tokens, const WeightKind& kind) {
+  return tokens < 16 || !kind.fine || !kind.any_zeros;
+}
+
 // Whether a ring has two stages of so many parts of K, about: what kernels themselves say is SplitQuestion::fits.
 constexpr bool has_room(int parts, int tokens, int bits, int warps, bool fine) {
   const int steps = stage_steps(tokens, bits, warps, fine), sums = warps * tokens * 64;
@@ -94,13 +99,13 @@ constexpr bool possible(const Split& split, const SplitQuestion& q) {
 }
 
 // Those of a product of `tiles` row tiles and `steps` times 128 k; own_steps: of a warp in a stage; warps: of a block,
-// that multiply. fine: whether groups are of less than 128 k; else group_steps: log2 of a group, or -1 where a row has
-// one. most_steps: in a stage; most: stages; room: bytes for them. No depth where a split is forced that can't be, or
-// the plan wants none of so many warps.
+// that multiply. group_steps: of groups that are not fine, log2 of one, or -1 where a row has one. most_steps: in a
+// stage; most: stages; room: bytes for them. No depth where a split is forced that can't be, or the plan wants none of
+// so many warps.
 inline Stages stages_of(const StageBytes& stage, int own_steps, int64_t tiles, int64_t steps, int tokens, int bits,
-                        int warps, const Launch& launch, bool fine, int group_steps, int most_steps, int most,
-                        int room) {
-  SplitQuestion question{tiles, steps, tokens, bits, warps, launch.clusters, 0, fine};
+                        int warps, const Launch& launch, const WeightKind& kind, int group_steps, int most_steps,
+                        int most, int room) {
+  SplitQuestion question{tiles, steps, tokens, bits, warps, launch.clusters, 0, kind};
   for (int parts = 1; parts <= warps; ++parts) {
     const int64_t all = int64_t{own_steps} * parts, group = group_steps < 0 ? 1 : int64_t{1} << group_steps;
     const bool fits = room / stage.of(parts) >= 2 && all <= most_steps && (all % group == 0 || group % all == 0);

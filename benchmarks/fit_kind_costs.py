@@ -1,0 +1,264 @@
+"""Fits what weights other than integers without zeros in groups of 128 cost by tiles of up to 16 tokens: numbers of
+csrc/cuda/split.h (n8, n16) and csrc/templates/decode/spread.cuh, beside which the costs of integers stay.
+
+    python benchmarks/fit_kind_costs.py narrow benchmarks/results/nvidia-h200/sweep_splits_20261128_kinds*.json
+    python benchmarks/fit_kind_costs.py decode ... (the same files)
+    python benchmarks/fit_kind_costs.py plan ... (what the tiles and splits that are chosen take more than the fastest)
+
+The files are those of ``sweep_splits.py --rows``. Needs torch and a C++ compiler. Prints the new numbers, and what the
+split with the least cost takes more than the fastest one, before and after; decode's beside n8 as its costs are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import cost_fit
+import torch
+from fit_decode_costs import COUNTS
+from fit_split_costs import text_of
+from tile_model import BLOCKS, PAIRS, native
+
+from lowbit.dtypes import weight_type
+
+ROOT = Path(__file__).resolve().parent.parent
+DECODE, SM90, WHOLE = 0, 2, 16  # families; warps of a block
+TOKENS = (1, 2, 4)
+UNIT = 0.05  # us: an amount of 0 begins as so much times the logarithm's 1
+#: As the rows of kNarrowKinds, behind one for what has none; as those of kKindCosts.
+NARROW_KINDS = ["plain", "zeros", "any zeros", "fine", "fine zeros", "fine any zeros", "float", "fine float"]
+DECODE_KINDS = ["zeros", "fine", "fine zeros", "float3", "float4", "float4 32", "float4 16", "float8"]
+
+Split = tuple[int, ...]
+
+
+class Weight(NamedTuple):
+    name: str
+    bits: int
+    is_float: bool
+    group: int
+    zeros: int  # 0 none, 2 a minimum, 3 whole
+
+    @classmethod
+    def of(cls, text: str) -> Weight:
+        dtype, group, zeros = (*text.split(":"), "", "")[:3]
+        kind = weight_type(dtype)
+        has = 0 if kind.kind != "uint" else 2 if zeros == "min" else 3
+        return cls(text, kind.bits, kind.kind == "float", int(group or 128), has)
+
+    @property
+    def fine(self) -> bool:
+        return self.group < 128
+
+    @property
+    def whole_zeros(self) -> bool:
+        return self.zeros == 3 and not (self.fine and 5 <= self.bits <= 7)
+
+    @property
+    def shorter(self) -> int:
+        return 2 if self.group <= 16 else 1 if self.group <= 32 else 0
+
+    @property
+    def narrow(self) -> list[int]:
+        any_zeros = self.zeros > 0 and not self.whole_zeros
+        return [self.is_float, False, self.fine, self.whole_zeros, any_zeros, self.shorter]
+
+    @property
+    def narrow_row(self) -> int:
+        zeros = 0 if not self.zeros else 1 if self.whole_zeros else 2
+        return 6 + self.fine if self.is_float and not zeros else 3 + zeros if self.fine else zeros
+
+    @property
+    def units(self) -> int:
+        return 1 if not self.fine else 4 if self.group >= 32 else 8
+
+    @property
+    def decode_row(self) -> int:
+        """-1 of those that cost what integers do."""
+        if self.is_float:
+            return 3 if self.bits == 3 else 7 if self.bits > 4 else {1: 4, 4: 5, 8: 6}[self.units]
+        return (2 if self.zeros else 1) if self.fine else 0 if self.zeros else -1
+
+    def tile_us(self, family: int, tile: int, m: int, n: int, k: int) -> float:
+        numbers = self.bits, self.is_float, False, self.group, self.zeros
+        return native.tile_us(family, tile, [m, n, k], *numbers, 90, [BLOCKS, PAIRS])
+
+
+Product = tuple[str, int, int, int]  # weight, n, k, rows of x
+Times = dict[tuple[int, Split], float]  # tile and split -> us
+
+
+def products_of(files: list[str]) -> dict[Product, Times]:
+    found: dict[Product, Times] = defaultdict(dict)
+    for file in files:
+        for name, n, k, m, tile, split, us in json.loads(Path(file).read_text())["rows"]:
+            if split:
+                row_tiles, parts, blocks, _, warps, _ = split
+                way = tile, (row_tiles, parts, blocks, 1, warps, 0)
+                found[name, n, k, m][way] = min(us, found[name, n, k, m].get(way, us))
+    return found
+
+
+def chosen_way(product: Product, tiles: set[int]) -> tuple[int, Split]:
+    """The tile of these, and its split, that costs least."""
+    name, n, k, m = product
+    weight = Weight.of(name)
+    tile = min(tiles, key=lambda tile: weight.tile_us(DECODE if tile < 8 else SM90, tile, m, n, k))
+    if tile < 8:
+        split = native.decode_split(weight.bits, tile, m, n, k, [weight.is_float, weight.zeros > 0, weight.units])[0]
+    else:
+        for warps in (8, WHOLE):  # as csrc/templates/gemm_sm90.cuh tries them
+            room = [native.has_room(parts, tile, weight.bits, warps, weight.fine) for parts in range(1, warps + 1)]
+            fits = sum(has << parts for parts, has in enumerate(room, 1))
+            sizes = -(-n // 16), -(-k // 128), tile, weight.bits, warps
+            split = native.split_of(*sizes, [BLOCKS, PAIRS], fits, weight.narrow)
+            if split[0]:
+                break
+    row_tiles, parts, blocks, _, warps, _ = split
+    return tile, (row_tiles, parts, blocks, 1, warps, 0)
+
+
+def lost_by_plan(products: dict[Product, Times]) -> dict[Product, float]:
+    """Of products of which the chosen way was timed: how much slower it was than the fastest one."""
+    chosen = {product: chosen_way(product, {tile for tile, _ in times}) for product, times in products.items()}
+    return {
+        product: times[chosen[product]] / min(times.values()) - 1
+        for product, times in products.items()
+        if chosen[product] in times
+    }
+
+
+def tell_plan(products: dict[Product, Times]) -> None:
+    lost = lost_by_plan(products)
+    print(f"{len(lost)} of {len(products)} products: {sum(lost.values()) / len(lost):.2%} lost")
+    for product in sorted(lost, key=lost.get, reverse=True)[:12]:
+        print(f"  {lost[product]:.1%}", *product, chosen_way(product, {tile for tile, _ in products[product]}))
+
+
+def constants(header: str, name: str) -> list:
+    """Those of a C++ initializer."""
+    text = (ROOT / header).read_text()
+    body = re.search(rf"{name} = (\{{.*?\}});", text, re.DOTALL).group(1)
+    return json.loads(re.sub(r"(\d\.\d*(e-?\d+)?|\d+e-?\d+)f", r"\1", body).replace("{", "[").replace("}", "]"))
+
+
+def table_of(columns: list[tuple]) -> torch.Tensor:
+    return torch.tensor(columns, dtype=torch.float64).T
+
+
+def both_kinds(header: str, names: tuple[str, str]) -> list[torch.Tensor]:
+    """Each constant of blocks of half of a multiprocessor and of all of it."""
+    half, whole = (constants(header, name) for name in names)
+    return [torch.tensor(pair, dtype=torch.float64) for pair in zip(half, whole, strict=True)]
+
+
+def fit_narrow(products: dict[Product, Times]) -> None:
+    costs = both_kinds("csrc/cuda/split.h", ("kHalfCosts", "kWholeCosts"))
+    start, waits, x_cost, step, both, sums, pair, turn, parts_cost = costs
+    each, columns = [], []
+    for product, times in products.items():
+        name, n, k, m = product
+        weight, tile = Weight.of(name), 8 if m <= 8 else 16
+        for way, split in times:
+            if way != tile or m not in (4, 8, 16) or (split[4] < WHOLE and k > 128 * 128):
+                continue
+            tiles, steps, of = -(-n // 16), -(-k // 128), weight.narrow
+            walked, busy, turns, in_parts = native.split_work(
+                tiles, steps, tile, weight.bits, split, [BLOCKS, PAIRS], of
+            )
+            doubled, megabytes = (split[1] * split[2]).bit_length() - 1, tiles * steps * (256 * weight.bits + 32) / 1e6
+            kind, own = split[4] == WHOLE, tile > 8
+            fixed = start[int(kind), int(own)] + sums[int(kind)] * doubled * split[0] * (tile // 8)
+            fixed += turn[int(kind)] * turns + parts_cost[int(kind)] * in_parts
+            now = native.split_us(tiles, steps, tile, weight.bits, split, [BLOCKS, PAIRS], of)
+            each.append((product, way, split))
+            columns.append((kind, own, weight.narrow_row, weight.shorter, weight.bits, weight.is_float, split[2] > 1,
+                            walked, busy, walked * split[1], megabytes / 4.3, float(fixed), now))  # fmt: skip
+    table = table_of(columns)
+    kind, own, row, shorter, bits, is_float, paired = (column.long() for column in table[:7])
+    walked, busy, x_steps, memory, fixed, now = table[7:]
+    integer, any_zeros = step[kind, own, bits - 1], (row == 2) | (row == 5)
+
+    def model(c: cost_fit.Constants) -> torch.Tensor:
+        more = UNIT * (c["kinds"][row, kind, own] - 0.8) * c["shorter"][own] ** shorter
+        own_step = integer * torch.where(is_float == 1, c["float"][(bits - 3).clamp(0), kind], 1.0)
+        products = walked * (busy + waits[kind, own]) * (own_step + torch.where(row == 0, 0.0, more))
+        x = x_cost[kind, own] * x_steps * torch.where(any_zeros, c["any zeros' x"][own], 1.0)
+        most, least = torch.maximum(products, memory), torch.minimum(products, memory)
+        return fixed + x + most + both[kind] * least / most + paired * pair[kind] / (1 + most)
+
+    begin = {"kinds": [[[1.0] * 2] * 2] * 8, "shorter": [1.1] * 2, "float": [[1.0] * 2] * 6, "any zeros' x": [1.0] * 2}
+    found = report(products, each, now, model, begin, 600)
+    for name, value in zip(NARROW_KINDS[1:], UNIT * (found["kinds"][1:] - 0.8), strict=True):
+        print(text_of(value), name)
+    for name in ("shorter", "float", "any zeros' x"):
+        print(name, text_of(found[name]))
+
+
+def fit_decode(products: dict[Product, Times]) -> None:
+    costs = both_kinds("csrc/templates/decode/spread.cuh", ("kCostsHalf", "kCostsWhole"))
+    start, product_cost, memory_cost, idle, groups, both, x_cost, row_cost, sums, again, cluster, fades = costs
+    each, columns = [], []
+    for product, times in products.items():
+        name, n, k, m = product
+        weight = Weight.of(name)
+        if m > 4 or weight.decode_row < 0 or all(tile >= 8 for tile, _ in times):
+            continue
+        by_n8 = [us for (tile, _), us in times.items() if tile == 8]
+        each.append((product, 8, None))
+        columns.append((0, 0, 0, 0, 0, m, 8, 1.0, weight.tile_us(SM90, 8, m, n, k), *[1] * 6))
+        products[product][8, None] = 1.01 * min(by_n8)  # its split is not the fastest one always
+        for tile, split in times:
+            found = native.decode_work(weight.bits, tile, m, n, k, split, [weight.is_float, weight.zeros > 0, weight.units]) \
+                if split and tile < 8 else None  # fmt: skip
+            if found is None:
+                continue
+            us, *work = found
+            each.append((product, tile, split))
+            megabytes = -(-n // 16) * -(-k // 128) * (256 * weight.bits + 32) / 1e6
+            columns.append((split[4] == WHOLE, TOKENS.index(tile), weight.decode_row, weight.bits - 1,
+                            split[2].bit_length() - 1, m, tile, megabytes, us, *work))  # fmt: skip
+    table = table_of(columns)
+    kind, own, row, bits, shift = (column.long() for column in table[:5])
+    m, tile, megabytes, now, work, idles, doubled, steps, passes, most_tiles = table[5:]
+
+    def model(c: cost_fit.Constants) -> torch.Tensor:
+        products = work * (product_cost[kind, own, bits] + UNIT * (c["product"][row, kind, own] - 1))
+        memory = megabytes * 1e6 / memory_cost[kind] * (1 + idle[kind] * idles) * (1 + groups[kind] * doubled)
+        most, least = torch.maximum(products, memory), torch.minimum(products, memory)
+        x = (x_cost[kind] * tile + row_cost[kind] * m) * c["x"][row] * steps
+        ends = sums[kind] * most_tiles + again[kind] * passes + cluster[kind, shift] / (1 + fades[kind] * most)
+        us = start[kind, own] + c["start"][row] - 1 + most + both[kind] * least * least / most + x + ends
+        return torch.where(tile == 8, now, us)
+
+    begin = {"product": [[[1.0] * 3] * 2] * 8, "x": [1.0] * 8, "start": [1.0] * 8}
+    found = report(products, each, now, model, begin, 800)
+    for i, name in enumerate(DECODE_KINDS):
+        print(text_of(UNIT * (found["product"][i] - 1)), text_of(found["x"][i]), text_of(found["start"][i] - 1), name)
+
+
+def report(products: dict, each: list, now: torch.Tensor, model, begin: dict, steps: int) -> dict[str, torch.Tensor]:
+    """Fits, products of some shapes as if there were several of them; says how well both choose."""
+    numbers = {product: i for i, product in enumerate(dict.fromkeys(one[0] for one in each))}
+    us = [products[product][tile, split] for product, tile, split in each]
+    counts = torch.tensor([float(COUNTS.get(product[1:3], 1)) for product in numbers], dtype=torch.float64)
+    measured = cost_fit.Measured([numbers[one[0]] for one in each], us, counts)
+    found = measured.fit(model, begin, steps, 200.0)
+    for name, predicted in (("headers", now), ("fitted", model(found))):
+        print(f"{name}: {cost_fit.summary(measured.lost(predicted))}")
+    return found
+
+
+def main(argv: list[str]) -> int:
+    which, *files = argv
+    {"narrow": fit_narrow, "decode": fit_decode, "plan": tell_plan}[which](products_of(files))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
