@@ -77,17 +77,17 @@ constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
 // What a step takes more of other weights beside integers in groups of 128 k and more: whole zeros and others; short
 // groups, with none, whole and other zeros; floats, and those in short groups. By blocks of half of a multiprocessor
 // and of all of it, by n8 and n16. Why more, not times: scales and zeros take as many instructions whatever the width.
-// Fitted by benchmarks/fit_kind_costs.py to products on an H200 (30 weights, 9 and 8 shapes;
-// nvidia-h200/sweep_splits_20261128_kinds*.json): of 504 products the split with the least is 0.7% slower than the
-// fastest one on average, within 5% in 96%, 19% at worst; by the costs of integers 2.3%, 83%, 24%.
+// Fitted by benchmarks/fit_kind_costs.py to products on an H200 (34 weights, 18 shapes;
+// nvidia-h200/sweep_splits_20261128_kinds*.json): of 908 products the split with the least is 0.9% slower than the
+// fastest one on average, within 5% in 95%, 19% at worst; by the costs of integers, of 504 of them, 2.3%, 83%, 24%.
 constexpr float kNarrowKinds[7][2][2] = {
-    {{0.00387f, 0.00827f}, {0.00505f, 0.00426f}},  // whole zeros
+    {{0.00387f, 0.00827f}, {0.00505f, 0.00426f}},    // whole zeros
     {{0.000765f, -0.0264f}, {-0.00431f, -0.0176f}},  // other zeros
-    {{0.00983f, 0.0291f}, {0.0134f, 0.0182f}},  // short groups
-    {{0.0221f, 0.0501f}, {0.0262f, 0.0335f}},  // and whole zeros
+    {{0.00983f, 0.0291f}, {0.0134f, 0.0182f}},       // short groups
+    {{0.0221f, 0.0501f}, {0.0262f, 0.0335f}},        // and whole zeros
     {{0.0552f, 0.0100f}, {0.0338f, 0.0551f}},  // and other zeros: 16 tokens have no blocks of half of a multiprocessor
     {{-0.00246f, -0.00707f}, {0.00590f, 0.00489f}},  // floats
-    {{0.00700f, 0.0248f}, {0.0143f, 0.0240f}},  // floats in short groups
+    {{0.00700f, 0.0248f}, {0.0143f, 0.0240f}},       // floats in short groups
 };
 constexpr float kShorterWork[2] = {1.93f, 1.43f};  // of n8, n16: times that, with groups of 32, and once more of 16
 // Times that of a step of floats of 3 to 8 bits, by blocks of either kind. Seven bits: as six, not timed.
