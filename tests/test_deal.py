@@ -93,7 +93,8 @@ def test_tasks_that_are_never_cut_are_whole_or_halves(native, tasks, stages, mos
 
 @given(
     tiles=st.integers(1, 5000), steps=st.integers(1, 300), tokens=st.sampled_from((8, 16)), bits=st.integers(1, 8),
-    warps=st.sampled_from((8, 16)), blocks=st.integers(1, 200), fits=st.integers(0, 2**16 - 1), kind=st.sampled_from(KINDS),
+    warps=st.sampled_from((8, 16)), blocks=st.integers(1, 200), fits=st.integers(0, 2**16 - 1),
+    kind=st.sampled_from(KINDS),
 )  # fmt: skip
 def test_a_split_is_one_that_kernels_can_do(native, tiles, steps, tokens, bits, warps, blocks, fits, kind):
     """Sums meet once, in rooms for all warps, half of the row tiles in each block."""

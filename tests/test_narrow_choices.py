@@ -104,9 +104,9 @@ def test_tiles_that_are_chosen_are_close_to_the_fastest_that_were_measured(nativ
 
 def test_tiles_and_splits_of_other_weights_that_are_chosen_are_close_to_the_fastest_that_were_measured():
     """Zeros, short groups and floats, 1 to 16 rows, by decode's tiles, n8 and n16."""
-    fit_kind_costs = pytest.importorskip("fit_kind_costs")
-    products = fit_kind_costs.products_of(sorted(RESULTS.glob("sweep_splits_20261128_kinds*.json")))
-    lost = fit_kind_costs.lost_by_plan(products)
+    kind_sweeps = pytest.importorskip("kind_sweeps")
+    products = kind_sweeps.products_of(sorted(RESULTS.glob("sweep_splits_20261128_kinds*.json")))
+    lost = kind_sweeps.lost_by_plan(products)
     assert len(lost) > 1420
     assert sum(lost.values()) / len(lost) < 0.009, sorted(lost.items(), key=lambda item: -item[1])[:8]
     assert max(lost.values()) < 0.19, max(lost, key=lost.get)

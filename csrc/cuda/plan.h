@@ -115,8 +115,8 @@ constexpr bool is_timed(Family family, const Question& q) { return q.capability 
 
 // Microseconds, about, by a tile of family decode; kLast where no block holds x. Of 598 products of 1, 2 and 4 rows (27
 // shapes, int1 to int8, nvidia-h200/sweep_splits_20261128_decode*.json) the tile and split with the least cost, n8
-// among them, are 0.8% slower than the fastest on average, 11% at worst; of 1236 of 1 to 16 rows of thirty other
-// weights (sweep_splits_20261128_kinds*.json), by these and n8 and n16, 0.8 and 19%.
+// among them, are 0.8% slower than the fastest on average, 11% at worst; of 1431 of 1 to 16 rows of 34 other weights
+// (sweep_splits_20261128_kinds*.json), by these and n8 and n16, 0.9 and 19%.
 inline float decode_us(int tokens, const Question& q) {
   const int pairs = q.clusters[1], clusters[] = {q.clusters[0], pairs, pairs * 15 / 32, pairs * 15 / 64};  // an H200's
   if (clusters[0] < 1) return kLast;

@@ -1,0 +1,113 @@
+"""Sweeps of splits of any weight (``sweep_splits.py --rows``): what the tile and split that lowbit chooses up to 16
+rows of x lose to the fastest ones. For fit_kind_costs.py and tests/test_narrow_choices.py; needs a C++ compiler."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+from tile_model import BLOCKS, PAIRS, native
+
+from lowbit.dtypes import weight_type
+
+DECODE, SM90, WHOLE = 0, 2, 16  # families; warps of a block
+
+Split = tuple[int, ...]
+
+
+class Weight(NamedTuple):
+    name: str
+    bits: int
+    is_float: bool
+    group: int
+    zeros: int  # 0 none, 2 a minimum, 3 whole
+
+    @classmethod
+    def of(cls, text: str) -> Weight:
+        dtype, group, zeros = (*text.split(":"), "", "")[:3]
+        kind = weight_type(dtype)
+        has = 0 if kind.kind != "uint" else 2 if zeros == "min" else 3
+        return cls(text, kind.bits, kind.kind == "float", int(group or 128), has)
+
+    @property
+    def fine(self) -> bool:
+        return self.group < 128
+
+    @property
+    def whole_zeros(self) -> bool:
+        return self.zeros == 3 and not (self.fine and 5 <= self.bits <= 7)
+
+    @property
+    def shorter(self) -> int:
+        return 2 if self.group <= 16 else 1 if self.group <= 32 else 0
+
+    @property
+    def narrow(self) -> list[int]:
+        any_zeros = self.zeros > 0 and not self.whole_zeros
+        return [self.is_float, False, self.fine, self.whole_zeros, any_zeros, self.shorter]
+
+    @property
+    def narrow_row(self) -> int:
+        zeros = 0 if not self.zeros else 1 if self.whole_zeros else 2
+        return 6 + self.fine if self.is_float and not zeros else 3 + zeros if self.fine else zeros
+
+    @property
+    def units(self) -> int:
+        return 1 if not self.fine else 4 if self.group >= 32 else 8
+
+    @property
+    def decode_row(self) -> int:
+        """-1 of those that cost what integers do."""
+        if self.is_float:
+            return 3 if self.bits == 3 else 7 if self.bits > 4 else {1: 4, 4: 5, 8: 6}[self.units]
+        return (2 if self.zeros else 1) if self.fine else 0 if self.zeros else -1
+
+    def tile_us(self, family: int, tile: int, m: int, n: int, k: int) -> float:
+        numbers = self.bits, self.is_float, False, self.group, self.zeros
+        return native.tile_us(family, tile, [m, n, k], *numbers, 90, [BLOCKS, PAIRS])
+
+
+Product = tuple[str, int, int, int]  # weight, n, k, rows of x
+Times = dict[tuple[int, Split], float]  # tile and split -> us
+
+
+def products_of(files: list[str]) -> dict[Product, Times]:
+    found: dict[Product, Times] = defaultdict(dict)
+    for file in files:
+        for name, n, k, m, tile, split, us in json.loads(Path(file).read_text())["rows"]:
+            if split:
+                row_tiles, parts, blocks, _, warps, _ = split
+                way = tile, (row_tiles, parts, blocks, 1, warps, 0)
+                found[name, n, k, m][way] = min(us, found[name, n, k, m].get(way, us))
+    return found
+
+
+def chosen_way(product: Product, tiles: set[int]) -> tuple[int, Split]:
+    """The tile of these, and its split, that costs least."""
+    name, n, k, m = product
+    weight = Weight.of(name)
+    tile = min(tiles, key=lambda tile: weight.tile_us(DECODE if tile < 8 else SM90, tile, m, n, k))
+    if tile < 8:
+        split = native.decode_split(weight.bits, tile, m, n, k, [weight.is_float, weight.zeros > 0, weight.units])[0]
+    else:
+        for warps in (8, WHOLE):  # as csrc/templates/gemm_sm90.cuh tries them
+            room = [native.has_room(parts, tile, weight.bits, warps, weight.fine) for parts in range(1, warps + 1)]
+            fits = sum(has << parts for parts, has in enumerate(room, 1))
+            sizes = -(-n // 16), -(-k // 128), tile, weight.bits, warps
+            split = native.split_of(*sizes, [BLOCKS, PAIRS], fits, weight.narrow)
+            if split[0]:
+                break
+    row_tiles, parts, blocks, _, warps, _ = split
+    return tile, (row_tiles, parts, blocks, 1, warps, 0)
+
+
+def lost_by_plan(products: dict[Product, Times]) -> dict[Product, float]:
+    """Of products of which the chosen way was timed: how much slower it was than the fastest one."""
+    chosen = {product: chosen_way(product, {tile for tile, _ in times}) for product, times in products.items()}
+    return {
+        product: times[chosen[product]] / min(times.values()) - 1
+        for product, times in products.items()
+        if chosen[product] in times
+    }
