@@ -79,6 +79,20 @@ def test_sources_of_one_name_get_objects_of_their_own():
     assert [o.startswith("build/obj/cuda/") for o in objects] == [False, True, True, True]
 
 
+@pytest.mark.parametrize("lists_headers", [True, False])
+@pytest.mark.parametrize("name", ["cxx", "nvcc"])
+def test_an_object_without_a_list_of_its_headers_is_a_failure(tmp_path, name, lists_headers):
+    """ninja would never compile it again when they change."""
+    listing = f"echo 'a.o: a.h' > {tmp_path}/a.o.d" if lists_headers else ":"
+    tool(tmp_path, "compiler", f"touch {tmp_path}/a.o; {listing}")
+    compiler = str(tmp_path / "compiler")
+    rules = build_graph.compile_rules(compiler, cuda.Cuda(compiler, tmp_path, ("90a",)))
+    command = re.search(rf"rule {name}\n  command = (.*)", rules)[1]
+    for variable, value in (("in", "a.cpp"), ("out", str(tmp_path / "a.o")), ("torch", ""), ("gencode", "")):
+        command = command.replace(f"${variable}", value)
+    assert (subprocess.run(["sh", "-c", command]).returncode == 0) == lists_headers
+
+
 def test_each_library_is_linked_from_its_own_objects(tmp_path):
     (tmp_path / "lib64").mkdir()
     (tmp_path / "lib64/libcudart_static.a").touch()
