@@ -25,10 +25,10 @@ class Measured:
     """Candidates side by side: ``product[i]`` is the number of candidate i's product, ``us[i]`` what it took.
     ``counts``: how often a product counts."""
 
-    def __init__(self, product: list[int], us: list[float], counts: torch.Tensor | None = None):
+    def __init__(self, product: list[int], us: list[float], counts: list[int] | None = None):
         self.product, self.us = torch.tensor(product), torch.tensor(us, dtype=torch.float64)
         self.count = max(product) + 1
-        self.counts = torch.ones(self.count, dtype=torch.float64) if counts is None else counts
+        self.counts = torch.tensor(counts or [1] * self.count, dtype=torch.float64)
         self.least = self._each(self.us, "amin")
         self.slower = self.us / self.least[self.product] - 1
 

@@ -74,20 +74,16 @@ def n8_us(product: Product) -> float:
 
 
 class Candidates:
-    """All splits of all products, those of COUNTS repeated, and n8 by its own costs."""
+    """All splits of all products, which count as COUNTS says, and n8 by its own costs."""
 
     def __init__(self, products: dict[Product, Times]):
-        self.each = [
-            (product, copy, tile, split)
-            for product, times in products.items()
-            for copy in range(COUNTS.get(product[1:3], 1))
-            for tile, split in times
-        ]
-        numbers = {one: i for i, one in enumerate(dict.fromkeys(one[:2] for one in self.each))}
-        us = [products[product][tile, split] for product, _, tile, split in self.each]
-        self.measured = cost_fit.Measured([numbers[one[:2]] for one in self.each], us)
+        self.each = [(product, tile, split) for product, times in products.items() for tile, split in times]
+        numbers = {product: i for i, product in enumerate(products)}
+        us = [products[product][tile, split] for product, tile, split in self.each]
+        counts = [COUNTS.get(product[1:3], 1) for product in products]
+        self.measured = cost_fit.Measured([numbers[one[0]] for one in self.each], us, counts)
         columns = []
-        for (bits, n, k, m), _, tile, split in self.each:
+        for (bits, n, k, m), tile, split in self.each:
             if split is None:
                 columns.append((1, 0, 0, 0, 0, n8_us((bits, n, k, m)), m, tile, *[1] * 7))
                 continue
@@ -126,13 +122,12 @@ def main(files: list[str]) -> int:
         off = (predicted / candidates.measured.us).log()
         print(f"{name}: {cost_fit.summary(candidates.measured.lost(predicted))}; off by {(off**2).mean().sqrt():.3f}")
     lost: dict[Product, tuple[float, object, object]] = {}
-    for i, (product, copy, *_) in enumerate(candidates.each):
-        if copy == 0:
-            lost[product] = min(lost.get(product, (1e9,)), (fitted[i].item(), i))
+    for i, (product, *_) in enumerate(candidates.each):
+        lost[product] = min(lost.get(product, (1e9,)), (fitted[i].item(), i))
     slower = {product: candidates.measured.slower[i].item() for product, (_, i) in lost.items()}
     for product in sorted(slower, key=slower.get, reverse=True)[:12]:
         fastest = min(products[product], key=products[product].get)
-        print(f"  {slower[product]:.1%}", *product, *candidates.each[lost[product][1]][2:], "fastest", *fastest)
+        print(f"  {slower[product]:.1%}", *product, *candidates.each[lost[product][1]][1:], "fastest", *fastest)
     return 0
 
 

@@ -65,7 +65,7 @@ def fit_narrow(products: dict[Product, Times]) -> None:
         for way, split in times:
             if way != tile or m not in (4, 8, 16) or (split[4] < WHOLE and k > 128 * 128):
                 continue
-            tiles, steps, of = -(-n // 16), -(-k // 128), weight.narrow
+            tiles, steps, (of, row) = -(-n // 16), -(-k // 128), weight.narrow
             walked, busy, turns, in_parts = native.split_work(
                 tiles, steps, tile, weight.bits, split, [BLOCKS, PAIRS], of
             )
@@ -75,7 +75,7 @@ def fit_narrow(products: dict[Product, Times]) -> None:
             fixed += turn[int(kind)] * turns + parts_cost[int(kind)] * in_parts
             now = native.split_us(tiles, steps, tile, weight.bits, split, [BLOCKS, PAIRS], of)
             each.append((product, way, split))
-            columns.append((kind, own, weight.narrow_row, weight.shorter, weight.bits, weight.is_float, split[2] > 1,
+            columns.append((kind, own, row + 1, of[-1], weight.bits, weight.is_float, split[2] > 1,
                             walked, busy, walked * split[1], megabytes / 4.3, float(fixed), now))  # fmt: skip
     table = table_of(columns)
     kind, own, row, shorter, bits, is_float, paired = (column.long() for column in table[:7])
@@ -105,7 +105,8 @@ def fit_decode(products: dict[Product, Times]) -> None:
     for product, times in products.items():
         name, n, k, m = product
         weight = Weight.of(name)
-        if m > 4 or weight.decode_row < 0 or all(tile >= 8 for tile, _ in times):
+        other, row = weight.decode
+        if m > 4 or row < 0 or all(tile >= 8 for tile, _ in times):
             continue
         by_n8 = [us for (tile, _), us in times.items() if tile == 8]
         each.append((product, 8, None))
@@ -114,14 +115,13 @@ def fit_decode(products: dict[Product, Times]) -> None:
         for tile, split in times:
             found = None
             if split and tile < 8:
-                other = [weight.is_float, weight.zeros > 0, weight.units]
                 found = native.decode_work(weight.bits, tile, m, n, k, split, other)
             if found is None:
                 continue
             us, *work = found
             each.append((product, tile, split))
             megabytes = -(-n // 16) * -(-k // 128) * (256 * weight.bits + 32) / 1e6
-            columns.append((split[4] == WHOLE, TOKENS.index(tile), weight.decode_row, weight.bits - 1,
+            columns.append((split[4] == WHOLE, TOKENS.index(tile), row, weight.bits - 1,
                             split[2].bit_length() - 1, m, tile, megabytes, us, *work))  # fmt: skip
     table = table_of(columns)
     kind, own, row, bits, shift = (column.long() for column in table[:5])
@@ -146,7 +146,7 @@ def report(products: dict, each: list, now: torch.Tensor, model, begin: dict, st
     """Fits, products of some shapes as if there were several of them; says how well both choose."""
     numbers = {product: i for i, product in enumerate(dict.fromkeys(one[0] for one in each))}
     us = [products[product][tile, split] for product, tile, split in each]
-    counts = torch.tensor([float(COUNTS.get(product[1:3], 1)) for product in numbers], dtype=torch.float64)
+    counts = [COUNTS.get(product[1:3], 1) for product in numbers]
     measured = cost_fit.Measured([numbers[one[0]] for one in each], us, counts)
     found = measured.fit(model, begin, steps, 200.0)
     for name, predicted in (("headers", now), ("fitted", model(found))):

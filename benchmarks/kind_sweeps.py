@@ -36,33 +36,18 @@ class Weight(NamedTuple):
         return self.group < 128
 
     @property
-    def whole_zeros(self) -> bool:
-        return self.zeros == 3 and not (self.fine and 5 <= self.bits <= 7)
+    def _numbers(self) -> tuple[int, bool, int, int]:
+        return self.bits, self.is_float, self.group, self.zeros
 
     @property
-    def shorter(self) -> int:
-        return 2 if self.group <= 16 else 1 if self.group <= 32 else 0
+    def narrow(self) -> tuple[list[int], int]:
+        """What of it n8 and n16 depend on, and its row of kNarrowKinds, -1 where it has none."""
+        return native.narrow_kind(*self._numbers)
 
     @property
-    def narrow(self) -> list[int]:
-        any_zeros = self.zeros > 0 and not self.whole_zeros
-        return [self.is_float, False, self.fine, self.whole_zeros, any_zeros, self.shorter]
-
-    @property
-    def narrow_row(self) -> int:
-        zeros = 0 if not self.zeros else 1 if self.whole_zeros else 2
-        return 6 + self.fine if self.is_float and not zeros else 3 + zeros if self.fine else zeros
-
-    @property
-    def units(self) -> int:
-        return 1 if not self.fine else 4 if self.group >= 32 else 8
-
-    @property
-    def decode_row(self) -> int:
-        """-1 of those that cost what integers do."""
-        if self.is_float:
-            return 3 if self.bits == 3 else 7 if self.bits > 4 else {1: 4, 4: 5, 8: 6}[self.units]
-        return (2 if self.zeros else 1) if self.fine else 0 if self.zeros else -1
+    def decode(self) -> tuple[list[int], int]:
+        """What of it decode's tiles depend on, and its row of kKindCosts, -1 where it has none."""
+        return native.decode_kind(*self._numbers)
 
     def tile_us(self, family: int, tile: int, m: int, n: int, k: int) -> float:
         numbers = self.bits, self.is_float, False, self.group, self.zeros
@@ -90,13 +75,13 @@ def chosen_way(product: Product, tiles: set[int]) -> tuple[int, Split]:
     weight = Weight.of(name)
     tile = min(tiles, key=lambda tile: weight.tile_us(DECODE if tile < 8 else SM90, tile, m, n, k))
     if tile < 8:
-        split = native.decode_split(weight.bits, tile, m, n, k, [weight.is_float, weight.zeros > 0, weight.units])[0]
+        split = native.decode_split(weight.bits, tile, m, n, k, weight.decode[0])[0]
     else:
         for warps in (8, WHOLE):  # as csrc/templates/gemm_sm90.cuh tries them
             room = [native.has_room(parts, tile, weight.bits, warps, weight.fine) for parts in range(1, warps + 1)]
             fits = sum(has << parts for parts, has in enumerate(room, 1))
             sizes = -(-n // 16), -(-k // 128), tile, weight.bits, warps
-            split = native.split_of(*sizes, [BLOCKS, PAIRS], fits, weight.narrow)
+            split = native.split_of(*sizes, [BLOCKS, PAIRS], fits, weight.narrow[0])
             if split[0]:
                 break
     row_tiles, parts, blocks, _, warps, _ = split

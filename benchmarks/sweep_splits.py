@@ -79,7 +79,8 @@ def splits_of_decode() -> list[Split]:
 
 def once(splits: list[Split], tile: int, bits: int, n: int, k: int) -> list[Split]:
     """Of splits that differ in when weights are asked for alone, one, with the stages and eighths that ``half_of`` of
-    csrc/cuda/split.h and ``when`` of csrc/templates/decode/spread.cuh give."""
+    csrc/cuda/split.h gives, and of decode about those of ``when`` of csrc/templates/decode/spread.cuh, which also knows
+    whether a warp's ring holds all of its stages. Why not by these themselves: that takes a compiler."""
     nbytes = -(-n // 16) * -(-k // 128) * (256 * bits + 32) / 132  # of a multiprocessor
     found = []
     for row_tiles, parts, blocks, _, warps, _ in splits:

@@ -77,6 +77,8 @@ struct Split {
 struct WeightKind {
   bool is_float = false, codebook = false, fine = false, whole_zeros = false, any_zeros = false;
   int shorter = 0;
+
+  constexpr bool zeros() const { return whole_zeros || any_zeros; }
 };
 
 // What that depends on. fits: bit p is set where p parts can be.

@@ -108,5 +108,12 @@ def test_tiles_and_splits_of_other_weights_that_are_chosen_are_close_to_the_fast
     products = kind_sweeps.products_of(sorted(RESULTS.glob("sweep_splits_20261128_kinds*.json")))
     lost = kind_sweeps.lost_by_plan(products)
     assert len(lost) > 1420
-    assert sum(lost.values()) / len(lost) < 0.009, sorted(lost.items(), key=lambda item: -item[1])[:8]
+    assert sum(lost.values()) / len(lost) < 0.0092, sorted(lost.items(), key=lambda item: -item[1])[:8]
     assert max(lost.values()) < 0.19, max(lost, key=lost.get)
+    assert sum(of > 0.1 for of in lost.values()) <= 10
+    by_weight = {}
+    for (name, *_, m), of in lost.items():
+        by_weight.setdefault((name, m <= 4), []).append(of)
+    # The worst: int8 in groups of 16, with 8 and 16 rows.
+    averages = {weight: sum(of) / len(of) for weight, of in by_weight.items()}
+    assert max(averages.values()) < 0.033, max(averages, key=averages.get)

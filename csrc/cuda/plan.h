@@ -85,17 +85,17 @@ constexpr float memory_us(const Question& q) {
   return static_cast<float>(q.n) * static_cast<float>(q.k) * (q.bits + 0.125f) / 8 / kBytesPerUs;
 }
 
-// The kind that kernels of up to 16 tokens are for: integers of 5 to 7 bits in short groups have none for whole zeros.
+// The kind that kernels of up to 16 tokens are for (with_form).
 constexpr WeightKind narrow_kind(const Question& q) {
-  const bool zeros = q.zero_kind != ZeroKind::kNone, odd = q.bits >= 5 && q.bits <= 7;
-  const bool whole = zeros && q.whole_zeros && !q.is_float && !(q.fine() && odd);
+  const bool zeros = q.zero_kind != ZeroKind::kNone;
+  const bool whole = zeros && q.whole_zeros && !q.is_float && (!q.fine() || has_fine_whole(q.bits));
   const bool any = zeros && !whole, fine = q.fine() || q.fp32_scales || (q.is_float && any);
   return {q.is_float, q.codebook, fine, whole, any, !q.fine() || q.group_size > 32 ? 0 : q.group_size > 16 ? 1 : 2};
 }
 
 constexpr float narrow_us(const Question& q, int tokens) {
   if (q.clusters[0] < 1) return kLast;
-  return narrow_time((q.n + 15) / 16, (q.k + 127) / 128, tokens, q.bits, narrow_kind(q), q.clusters).us;
+  return narrow_us((q.n + 15) / 16, (q.k + 127) / 128, tokens, q.bits, narrow_kind(q), q.clusters);
 }
 
 constexpr float gemm_us(const Question& q, const TileCost& cost) {
@@ -113,6 +113,12 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
 // Whether a tile's time is known, about.
 constexpr bool is_timed(Family family, const Question& q) { return q.capability == 90 && family != Family::kGemmSm80; }
 
+// What tiles of family decode are for.
+constexpr decode::WeightForm decode_form(const Question& q) {
+  const int units = !q.fine() ? 1 : q.group_size >= 32 ? 4 : 8;
+  return {q.bits, q.is_float, q.zero_kind != ZeroKind::kNone, units};
+}
+
 // Microseconds, about, by a tile of family decode; kLast where no block holds x. Of 598 products of 1, 2 and 4 rows (27
 // shapes, int1 to int8, nvidia-h200/sweep_splits_20261128_decode*.json) the tile and split with the least cost, n8
 // among them, are 0.8% slower than the fastest on average, 11% at worst; of 1431 of 1 to 16 rows of 34 other weights
@@ -123,11 +129,7 @@ inline float decode_us(int tokens, const Question& q) {
   decode::Sharing p{};
   p.m = static_cast<int>(q.m), p.tiles = static_cast<int>((q.n + 15) / 16),
   p.steps = static_cast<int>((q.k + 127) / 128);
-  const decode::WeightForm form{q.bits, q.is_float, q.zero_kind != ZeroKind::kNone,
-                                !q.fine()            ? 1
-                                : q.group_size >= 32 ? 4
-                                                     : 8};
-  const decode::Spread found = decode::spread_by(tokens, form, p, {clusters, true}).spread;
+  const decode::Spread found = decode::spread_by(tokens, decode_form(q), p, {clusters, true}).spread;
   return found.bytes ? found.price : kLast;
 }
 

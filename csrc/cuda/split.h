@@ -98,10 +98,15 @@ constexpr float kAnyZerosX[2] = {2.69f, 5.91f};
 // Values of a codebook are looked up: n8 17.6 us and int4 13.7 with groups of 64.
 constexpr float kCodebookWork = 1.25f;
 
+// The row of kNarrowKinds, -1 of weights that cost what such integers do. Floats with zeros: as integers with them.
+constexpr int narrow_row(const WeightKind& kind) {
+  const int zeros = kind.any_zeros ? 2 : kind.whole_zeros ? 1 : 0;
+  return kind.is_float && !zeros ? 5 + kind.fine : kind.fine ? 2 + zeros : zeros - 1;
+}
+
 // step: of the integer as wide.
 constexpr float narrow_step(const WeightKind& kind, int bits, bool whole, int own, float step) {
-  const int zeros = kind.any_zeros ? 2 : kind.whole_zeros ? 1 : 0;
-  const int row = kind.is_float && !zeros ? 5 + kind.fine : kind.fine ? 2 + zeros : zeros - 1;
+  const int row = narrow_row(kind);
   float more = row < 0 ? 0.0f : kNarrowKinds[row][whole][own];
   for (int i = 0; i < kind.shorter; ++i) more *= kShorterWork[own];
   return (step * (kind.is_float ? kFloatWork[bits - 3][whole] : 1.0f) + more) * (kind.codebook ? kCodebookWork : 1.0f);
@@ -203,17 +208,11 @@ constexpr Split split_of(const SplitQuestion& q) {
   return best.us < fastest_split_of(q, narrow::kMostWorkers).us ? half_of(best.split, q) : Split{};
 }
 
-// What a product takes by the faster kind; half: blocks of 8 warps.
-struct NarrowTime {
-  float us;
-  bool half;
-};
-constexpr NarrowTime narrow_time(int64_t tiles, int64_t steps, int tokens, int bits, const WeightKind& kind,
-                                 const int* clusters) {
+// Microseconds, about, of a product by the faster kind of blocks.
+constexpr float narrow_us(int64_t tiles, int64_t steps, int tokens, int bits, const WeightKind& kind,
+                          const int* clusters) {
   const SplitQuestion q{tiles, steps, tokens, bits, 0, clusters, 0, kind};
-  const float half = fastest_split_of(q, narrow::kMostWorkers / 2).us,
-              whole = fastest_split_of(q, narrow::kMostWorkers).us;
-  return {std::min(half, whole), half < whole};
+  return std::min(fastest_split_of(q, narrow::kMostWorkers / 2).us, fastest_split_of(q, narrow::kMostWorkers).us);
 }
 
 }  // namespace lowbit::cuda

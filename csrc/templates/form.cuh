@@ -23,10 +23,13 @@ struct Form {
 // Whether groups of a weight are shorter than 128 k.
 inline bool is_fine(const Weight& w) { return w.group_size > 0 && w.group_size < layout::kStepK; }
 
+// Whether integers in fine groups have a form for whole zeros. Why not of 5 to 7 bits: hardly anyone has such weights.
+constexpr bool has_fine_whole(int bits) { return bits <= 4 || bits == 8; }
+
 // Calls run(Form) for the one that serves `w`, or any weight if `fine`; Type: of its codes. All: there is a form for
 // every kind of zeros; else with fine groups one for any, which also serves zeros of longer groups that are no whole
-// numbers. Why not always, why floats with zeros have one form for all groups, and 5 to 7 bits none for whole ones of
-// fine groups: hardly anyone has such weights, and a form is a fifth of the time that a unit takes to compile.
+// numbers. Why not always, and why floats with zeros have one form for all groups: hardly anyone has such weights, and
+// a form is a fifth of the time that a unit takes to compile.
 template <class Type, bool All, class Run>
 inline int with_form(const Weight& w, bool fine, const Run& run) {
   if (w.zero_kind == ZeroKind::kNone)
@@ -34,7 +37,7 @@ inline int with_form(const Weight& w, bool fine, const Run& run) {
   if constexpr (Type::kFloat) {
     return run(Form<true, ZeroForm::kAny>{});
   } else {
-    constexpr bool kFineWhole = All && (Type::kBits <= 4 || Type::kBits == 8);
+    constexpr bool kFineWhole = All && has_fine_whole(Type::kBits);
     if (w.whole_zeros && !fine) return run(Form<false, ZeroForm::kWhole>{});
     if (w.whole_zeros && kFineWhole) return run(Form<kFineWhole, ZeroForm::kWhole>{});
     return fine ? run(Form<true, ZeroForm::kAny>{}) : run(Form<!All, ZeroForm::kAny>{});

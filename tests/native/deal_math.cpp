@@ -87,6 +87,14 @@ static Six split_of(const decode::Sharing& p, int warps) {
   return {warps >> p.warps_k_shift, 1 << p.warps_k_shift, 1 << p.cluster_shift, p.early, warps, p.next_after};
 }
 
+// Of a weight alone. kind: 0 no zeros, 1 zero, 2 min, 3 whole.
+static lowbit::cuda::Question question_of(int bits, bool is_float, int64_t group_size, int kind) {
+  lowbit::cuda::Question q{};
+  q.bits = bits, q.is_float = is_float, q.group_size = group_size, q.whole_zeros = kind == 3;
+  q.zero_kind = q.whole_zeros ? lowbit::ZeroKind::kZero : static_cast<lowbit::ZeroKind>(kind);
+  return q;
+}
+
 PYBIND11_MODULE(deal_math, m) {
   m.def("parts",
         [](int tasks, int stages, int most, bool even) { return parts_of(lowbit::deal(tasks, stages, most, even)); });
@@ -121,19 +129,26 @@ PYBIND11_MODULE(deal_math, m) {
   // family: 0 decode, 1 gemm_sm80, 2 gemm_sm90. kind: 0 no zeros, 1 zero, 2 min, 3 whole.
   m.def("tile_us", [](int family, int tokens, std::array<int64_t, 3> mnk, int bits, bool is_float, bool bf16_x,
                       int64_t group_size, int kind, int capability, std::array<int, 2> clusters) {
-    lowbit::cuda::Question q{};
-    q.m = mnk[0], q.n = mnk[1], q.k = mnk[2], q.bits = bits, q.is_float = is_float, q.bf16_x = bf16_x;
-    q.group_size = group_size, q.whole_zeros = kind == 3;
-    q.zero_kind = q.whole_zeros ? lowbit::ZeroKind::kZero : static_cast<lowbit::ZeroKind>(kind);
+    lowbit::cuda::Question q = question_of(bits, is_float, group_size, kind);
+    q.m = mnk[0], q.n = mnk[1], q.k = mnk[2], q.bf16_x = bf16_x;
     q.capability = capability, q.clusters = clusters.data();
     return lowbit::cuda::tile_us(static_cast<lowbit::cuda::Family>(family), tokens, q);
   });
+  // What of a weight tiles of gemm_sm90 for up to 16 tokens depend on (KindNumbers), and its row of costs; of decode.
+  m.def("narrow_kind", [](int bits, bool is_float, int64_t group_size, int kind) {
+    const lowbit::WeightKind found = lowbit::cuda::narrow_kind(question_of(bits, is_float, group_size, kind));
+    const KindNumbers numbers = {found.is_float,    found.codebook,  found.fine,
+                                 found.whole_zeros, found.any_zeros, found.shorter};
+    return std::tuple(numbers, lowbit::cuda::narrow_row(found));
+  });
+  m.def("decode_kind", [](int bits, bool is_float, int64_t group_size, int kind) {
+    const decode::WeightForm found = lowbit::cuda::decode_form(question_of(bits, is_float, group_size, kind));
+    return std::tuple(Other{found.is_float, found.zeros, found.units}, decode::kind_row(found));
+  });
   m.def("has_kernel", [](int family, int tokens, int bits, bool is_float, bool codebook, int64_t group_size, int kind,
                          bool fp32_scales) {
-    lowbit::cuda::Question q{};
-    q.bits = bits, q.is_float = is_float, q.codebook = codebook, q.group_size = group_size;
-    q.whole_zeros = kind == 3, q.fp32_scales = fp32_scales;
-    q.zero_kind = q.whole_zeros ? lowbit::ZeroKind::kZero : static_cast<lowbit::ZeroKind>(kind);
+    lowbit::cuda::Question q = question_of(bits, is_float, group_size, kind);
+    q.codebook = codebook, q.fp32_scales = fp32_scales;
     return lowbit::cuda::has_kernel(static_cast<lowbit::cuda::Family>(family), tokens, q);
   });
   m.attr("kLast") = lowbit::cuda::kLast;
@@ -168,12 +183,6 @@ PYBIND11_MODULE(deal_math, m) {
     return lowbit::cuda::split_us({split[0], split[1], split[2], split[3], split[4], split[5]},
                                   {tiles, steps, tokens, bits, split[4], clusters.data(), ~0u, weight_kind(kind)});
   });
-  // us, and whether by blocks of half of a multiprocessor.
-  m.def("narrow_time",
-        [](int64_t tiles, int64_t steps, int tokens, int bits, std::array<int, 2> clusters, KindNumbers kind) {
-          const auto found = lowbit::cuda::narrow_time(tiles, steps, tokens, bits, weight_kind(kind), clusters.data());
-          return std::tuple(found.us, found.half);
-        });
   m.def("start", [](int each, int more, int part) { return Cut{each, more}(part); });
   // By tiles of family decode on an H200. The split, and whether a block that is launched beyond those that share the
   // product repeats none of them, or one of another rank.

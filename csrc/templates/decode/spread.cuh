@@ -76,11 +76,14 @@ constexpr KindCosts kKindCosts[] = {
 };
 constexpr KindCosts kPlain = {{}, 1.0f, 0.0f};
 
+// The row of kKindCosts, -1 of weights that cost what such integers do.
+constexpr int kind_row(const WeightForm& weight) {
+  if (!weight.is_float) return weight.units > 1 ? 1 + weight.zeros : weight.zeros ? 0 : -1;
+  return weight.bits == 3 ? 3 : weight.bits > 4 ? 7 : weight.units == 1 ? 4 : weight.units == 4 ? 5 : 6;
+}
 constexpr const KindCosts& kind_costs(const WeightForm& weight) {
-  const bool fine = weight.units > 1;
-  if (weight.is_float)
-    return kKindCosts[weight.bits == 3 ? 3 : weight.bits > 4 ? 7 : !fine ? 4 : weight.units == 4 ? 5 : 6];
-  return fine ? kKindCosts[weight.zeros ? 2 : 1] : weight.zeros ? kKindCosts[0] : kPlain;
+  const int row = kind_row(weight);
+  return row < 0 ? kPlain : kKindCosts[row];
 }
 
 // Of a split, what these cost: work: of the busiest scheduler, row tiles x 128 k; others: idle multiprocessors over

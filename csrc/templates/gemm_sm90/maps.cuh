@@ -56,7 +56,6 @@ constexpr Room room_of() {
 struct Traits {
   int bits;
   WeightKind kind;
-  bool zeros;
   int tokens, row_tiles, cluster;  // of its tile
   bool wgmma, half;
   int parts_of_k;  // in a block of more than 16 tokens
@@ -70,7 +69,6 @@ template <class Weight, class Tile, class Form>
 constexpr Traits kTraits = {
     Weight::kBits,
     {Weight::kFloat, Weight::kCodebook, Form::kFine, Form::kWhole, Form::kZeros && !Form::kWhole},
-    Form::kZeros,
     Tile::kTokens,
     Tile::kRowTiles,
     Tile::kCluster,
@@ -198,7 +196,7 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
                {together * step * 8, row},
                {together * step, static_cast<uint32_t>(p.box_steps), box_tiles}};
     }
-    good &= describe(launch, p.maps[first_plane(traits.zeros) + planes::plane_index(traits.bits, width)], kWords,
+    good &= describe(launch, p.maps[first_plane(traits.kind.zeros()) + planes::plane_index(traits.bits, width)], kWords,
                      CU_TENSOR_MAP_SWIZZLE_NONE, plane);
   }
   Plane scales{args.w.scales,
@@ -208,7 +206,7 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
                {static_cast<uint32_t>(p.stage_groups * words), box_tiles}};
   good &= describe(launch, p.maps[kMapOfScales], kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
   scales.data = args.w.zeros;
-  if (traits.zeros) good &= describe(launch, p.maps[kMapOfZeros], kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
+  if (traits.kind.zeros()) good &= describe(launch, p.maps[kMapOfZeros], kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
   // Why: what lies beyond the last token comes slowly, although it is never read (docs/notes/gemm-sm90.md).
   p.tile_tokens = static_cast<int>(layout::round_up((p.m + token_tiles - 1) / token_tiles, 8 * blocks));
   const int64_t row_stride = args.x.m > 1 ? args.x.row_stride : layout::round_up(args.w.k, 8);
