@@ -99,11 +99,11 @@ def test_clusters_of_decode_are_right_where_sums_meet_more_than_once(dtype, bloc
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("clusters came with compute capability 9.0")
     kind = "zero" if dtype.startswith("uint") else "none"
-    weight = oracle.make(dtype, (20000, 1300), 128, kind)
+    weight = oracle.make(dtype, (64000, 1300), 128, kind)
     for most in (1, 2, 4):
         row, x = row_of(dtype, torch.float16, "decode", most), oracle.normal(most, 1300, dtype=torch.float16, seed=most)
         for split in ((4, 2, blocks, 8, 8, 6), (2, 4, blocks, 2, 8, 0), (4, 4, blocks, 1, 16, 0)):
-            assert right_by_split(row["name"], split, x, weight, bias_for(20000, most)), split
+            assert right_by_split(row["name"], split, x, weight, bias_for(64000, most)), split
 
 
 @pytest.mark.parametrize("dtype", ["int1", "int3", "int4", "int8"])

@@ -13,6 +13,8 @@ using namespace on_host;
 
 namespace {
 
+int several = 0;  // kernels whose sums met in more than one pass
+
 // Whole: blocks of a whole multiprocessor. split: as struct Split says of decode, or the one that the family takes.
 template <class Weight, class Act, int Tokens, bool Whole>
 void run_one(const Case& c, const Split& split) {
@@ -27,8 +29,12 @@ void run_one(const Case& c, const Split& split) {
     emulated::late = late;
     const MatmulArgs args = product.pose(late);
     const decode::Problem p = decode::pose<Weight>(args, kAffine);
-    const int error = decode::with_groups<Weight, Tile>(
-        args, [&](auto groups) { return decode::launch_kernel<Weight, Act, Tile, decltype(groups)>(p, launch); });
+    const int error = decode::with_groups<Weight, Tile>(args, [&](auto groups) {
+      using Groups = decltype(groups);
+      const auto found = decode::spread(decode::kTraits<Weight, Tile, Groups>, p, decode::room_of(launch)).sharing;
+      several += found.pass_tiles < found.most_tiles;
+      return decode::launch_kernel<Weight, Act, Tile, Groups>(p, launch);
+    });
     product.report(error, "n" + std::to_string(Tokens) + (Whole ? " whole" : " half") + shared, late);
   }
 }
@@ -85,7 +91,11 @@ int main() {
   run_one<Float<2, 1>, __half, 1, false>({300, 1303, 1, 16, kNone, kFp16, 2, 80}, {});
   run_one<Float<2, 1>, __nv_bfloat16, 1, true>({90, 5000, 1, 16, kNone, kBf16, 1, 80}, {});
   run_one<Float<2, 1>, __half, 1, false>({600, 2100, 1, 16, kNone, kFp16, 4, 90}, {4, 2, 2, 3, 8, 4});
-  // Two blocks share K: the ring turns, passes, a slice without steps, several rows of x.
+  // Sums of many tiles meet in passes: of one block, of two and four that share K.
+  run_one<Int<4>, __half, 1, true>({1300, 2100, 1, 128, kNone, kFp16, 1, 90}, {1, 16, 1, 1, 16, 0});
+  run_one<Int<7>, __nv_bfloat16, 4, false>({900, 1000, 3, -1, kMin, kBf16, 2, 90}, {2, 4, 2, 8, 8, 8});
+  run_one<Int<2>, __half, 4, false>({790, 2100, 4, 128, kNone, kFp16, 4, 90}, {2, 4, 4, 8, 8, 6});
+  // Two blocks share K: the ring turns, a slice without steps, several rows of x.
   run_one<Int<4>, __half, 1, false>({600, 2100, 1, 128, kNone, kFp16, 2, 90}, {4, 2, 2, 3, 8, 4});
   run_one<Int<3>, __half, 2, true>({300, 700, 2, 256, kZero, kFp16, 4, 90}, {1, 16, 2, 1, 16, 0});
   run_one<Int<7>, __nv_bfloat16, 4, false>({90, 1000, 3, -1, kMin, kBf16, 4, 90}, {2, 4, 2, 8, 8, 8});
@@ -95,9 +105,10 @@ int main() {
   run_one<Int<4>, __half, 1, false>({90, 1300, 1, 128, kNone, kFp16, 7, 90}, {4, 2, 1, 4, 8, 4});
   run_one<Int<3>, __half, 2, false>({40, 1303, 2, 128, kZero, kFp16, 6, 90}, {1, 8, 2, 4, 8, 4});
   run_one<Float<2, 1>, __nv_bfloat16, 1, false>({16, 520, 1, 128, kNone, kFp16, 4, 90}, {2, 4, 1, 1, 8, 0});
-  // Four and eight: passes, blocks that own nothing, slices without steps.
+  // Four and eight: blocks that own nothing, slices without steps.
   run_one<Int<2>, __half, 4, false>({600, 2100, 4, 128, kNone, kFp16, 8, 90}, {2, 4, 4, 8, 8, 6});
   run_one<Int<3>, __nv_bfloat16, 2, true>({700, 2100, 2, 256, kZero, kBf16, 4, 90}, {4, 4, 4, 1, 16, 0});
   run_one<Int<1>, __half, 1, false>({300, 1303, 1, 128, kNone, kFp16, 16, 90}, {4, 2, 8, 4, 8, 4});
   run_one<Int<8>, __half, 2, true>({40, 700, 2, -1, kMin, kFp16, 8, 90}, {1, 16, 8, 2, 16, 0});
+  if (several != 6) std::printf("WRONG: %d kernels in passes, expected 6\n", several);
 }
