@@ -1,12 +1,13 @@
 """Fits the costs of splits in csrc/templates/decode/spread.cuh to times of splits, and says how well they choose, tiles
 and n8 of family gemm_sm90 too.
 
-    python benchmarks/fit_decode_costs.py benchmarks/results/nvidia-h200/sweep_splits_20261128_decode*.json
+    python benchmarks/fit_decode_costs.py benchmarks/results/nvidia-h200/sweep_splits_20261128_decode*.json \
+        --instead benchmarks/results/nvidia-h200/sweep_splits_20261128_passes.json
 
 Needs torch and a C++ compiler (what a split costs, and when its blocks ask for weights, is what spread.cuh says). Rows
-of the files: weight, N, K, rows of x, tokens of the tile, [split, us] each; or those of sweep_splits.py: weight, N, K,
-tokens of the tile and rows of x, split, us. Prints the new constants, and what the least cost takes more than the
-fastest, before and after.
+of the files: weight, N, K, rows of x, tokens of the tile, [split, us] each; or those of sweep_splits.py, with --rows
+and without. Of shapes that files behind --instead have, those before it do not count. Prints the new constants, and
+what the least cost takes more than the fastest, before and after.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 import cost_fit
 import torch
 from fit_split_costs import text_of
+from kind_sweeps import split_off
 from tile_model import BLOCKS, PAIRS, native
 
 SM90 = 2  # the family
@@ -45,21 +47,34 @@ Split = tuple[int, ...]  # row_tiles, parts, blocks, early, warps, next_after
 Times = dict[tuple[int, Split | None], float]  # tile and split -> us
 
 
-def products_of(files: list[str]) -> dict[Product, Times]:
-    """What each split took by the stages and eighths that ``when`` gives it, or near; without a split only n8."""
+def rows_of(file: str) -> list[tuple[str, int, int, int, int, list]]:
+    """Weight, n, k, rows of x, tokens of the tile, [split, us] each."""
+    found = []
+    for dtype, n, k, m, *last in json.loads(Path(file).read_text())["rows"]:
+        if isinstance(last[-1], list):
+            tile, times = last
+        else:
+            tile, times = last[0] if len(last) == 3 else m, [last[-2:]]
+        found.append((dtype, n, k, m, tile, times))
+    return found
+
+
+def products_of(files: list[str], instead: list[str] = ()) -> dict[Product, Times]:
+    """What each split took by the stages and eighths that ``when`` gives it, or near; of n8 what its own took."""
     found: dict[Product, Times] = defaultdict(dict)
     timed: dict[tuple[Product, int, Split], dict[tuple[int, int], float]] = defaultdict(dict)
-    for file in files:
-        for dtype, n, k, m, *last in json.loads(Path(file).read_text())["rows"]:
-            tile, times = last if isinstance(last[-1], list) else (m, [last])
-            product = int(dtype[3:]), n, k, m
-            for split, us in times:
-                if split:
-                    (row_tiles, parts, blocks, early, warps, after) = split
-                    ways = timed[product, tile, (row_tiles, parts, blocks, 1, warps, 0)]
-                    ways[early, after] = (ways.get((early, after), us) * us) ** 0.5
-                elif tile not in TOKENS:
-                    found[product][tile, None] = us
+    newer = [row for file in instead for row in rows_of(file)]
+    again = {row[1:3] for row in newer}
+    older = [row for file in files for row in rows_of(file) if row[1:3] not in again]
+    for dtype, n, k, m, tile, times in older + newer:
+        product = int(dtype[3:]), n, k, m
+        for split, us in times:
+            if split and tile in TOKENS:
+                (row_tiles, parts, blocks, early, warps, after) = split
+                ways = timed[product, tile, (row_tiles, parts, blocks, 1, warps, 0)]
+                ways[early, after] = (ways.get((early, after), us) * us) ** 0.5
+            elif not split and tile == 8:
+                found[product][tile, None] = us
     for (product, tile, split), ways in timed.items():
         bits, n, k, m = product
         early, after = native.decode_when(bits, tile, m, n, k, split)
@@ -111,7 +126,7 @@ class Candidates:
 
 
 def main(files: list[str]) -> int:
-    products = products_of(files)
+    products = products_of(*split_off(files))
     candidates = Candidates(products)
     found = candidates.measured.fit(candidates.model, START, 1200, SHARP)
     for kind, name in enumerate(("half", "whole")):

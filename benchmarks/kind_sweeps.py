@@ -58,15 +58,28 @@ Product = tuple[str, int, int, int]  # weight, n, k, rows of x
 Times = dict[tuple[int, Split], float]  # tile and split -> us
 
 
-def products_of(files: list[str]) -> dict[Product, Times]:
+def products_of(files: list[str], instead: list[str] = ()) -> dict[Product, Times]:
+    """Of shapes that files of ``instead`` have, products of up to 4 rows of the others do not count."""
+
+    def rows_of(files: list[str]) -> list[list]:
+        return [row for file in files for row in json.loads(Path(file).read_text())["rows"]]
+
+    newer = rows_of(instead)
+    again = {tuple(row[1:3]) for row in newer}
+    older = [row for row in rows_of(files) if row[3] > 4 or tuple(row[1:3]) not in again]
     found: dict[Product, Times] = defaultdict(dict)
-    for file in files:
-        for name, n, k, m, tile, split, us in json.loads(Path(file).read_text())["rows"]:
-            if split:
-                row_tiles, parts, blocks, _, warps, _ = split
-                way = tile, (row_tiles, parts, blocks, 1, warps, 0)
-                found[name, n, k, m][way] = min(us, found[name, n, k, m].get(way, us))
+    for name, n, k, m, tile, split, us in older + newer:
+        if split:
+            row_tiles, parts, blocks, _, warps, _ = split
+            way = tile, (row_tiles, parts, blocks, 1, warps, 0)
+            found[name, n, k, m][way] = min(us, found[name, n, k, m].get(way, us))
     return found
+
+
+def split_off(files: list[str]) -> tuple[list[str], list[str]]:
+    """Those before and behind ``--instead``."""
+    end = files.index("--instead") if "--instead" in files else len(files)
+    return files[:end], files[end + 1 :]
 
 
 def chosen_way(product: Product, tiles: set[int]) -> tuple[int, Split]:

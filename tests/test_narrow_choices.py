@@ -105,9 +105,11 @@ def test_tiles_that_are_chosen_are_close_to_the_fastest_that_were_measured(nativ
 def test_tiles_and_splits_of_other_weights_that_are_chosen_are_close_to_the_fastest_that_were_measured():
     """Zeros, short groups and floats, 1 to 16 rows, by decode's tiles, n8 and n16."""
     kind_sweeps = pytest.importorskip("kind_sweeps")
-    products = kind_sweeps.products_of(sorted(RESULTS.glob("sweep_splits_20261128_kinds*.json")))
+    # Decode's sums of large N met in two passes and more when the others were measured.
+    large = [RESULTS / "sweep_splits_20261128_large_kinds.json"]
+    products = kind_sweeps.products_of(sorted(RESULTS.glob("sweep_splits_20261128_kinds*.json")), large)
     lost = kind_sweeps.lost_by_plan(products)
-    assert len(lost) > 1420
+    assert len(lost) > 1380
     assert sum(lost.values()) / len(lost) < 0.0092, sorted(lost.items(), key=lambda item: -item[1])[:8]
     assert max(lost.values()) < 0.19, max(lost, key=lost.get)
     assert sum(of > 0.1 for of in lost.values()) <= 10

@@ -13,8 +13,9 @@ inline int64_t weight_bytes(const Sharing& p, int bits) { return int64_t{p.tiles
 // What a product takes by a split, about, in us: a start; the greater of products and memory, and more where the other
 // is nearly as much; x of a block; sums of tiles, passes and clusters. Warps multiply whole turns and row tiles side by
 // side, also where some are not there; memory brings less where multiprocessors stay idle, or read many places at once.
-// Fitted by benchmarks/fit_decode_costs.py to products on an H200 (600 of 1, 2 and 4 rows by all tiles that hold them,
-// 27 shapes from 1024 x 4096 to 57344 x 8192, int1 to int8; nvidia-h200/sweep_splits_20261128_decode*.json).
+// Fitted by benchmarks/fit_decode_costs.py to products on an H200 (660 of 1, 2 and 4 rows by all tiles that hold them,
+// 30 shapes from 1024 x 4096 to 152064 x 3584, int1 to int8; nvidia-h200/sweep_splits_20261128_decode*.json,
+// _passes*.json).
 struct Costs {
   float start[3];                 // by tokens: 1, 2, 4
   float product[3][8];            // of a row tile x 128 k, by bits, where each scheduler has a warp
@@ -26,53 +27,53 @@ struct Costs {
   float cluster[kMostShift + 1];  // of 1, 2, 4, 8 blocks; the less the longer a product takes, by `fades`
   float fades;
 };
-constexpr Costs kCostsHalf = {{1.12f, 1.14f, 1.11f},
-                              {{0.0398f, 0.0432f, 0.0746f, 0.0672f, 0.0926f, 0.124f, 0.148f, 0.121f},
-                               {0.0437f, 0.0455f, 0.0729f, 0.0698f, 0.0933f, 0.121f, 0.135f, 0.131f},
-                               {0.0494f, 0.0532f, 0.0784f, 0.0946f, 0.119f, 0.149f, 0.160f, 0.169f}},
-                              5.17e6f,
-                              0.249f,
-                              0.0102f,
-                              0.318f,
-                              0.00171f,
-                              0.00754f,
-                              0.0739f,
-                              0.534f,
-                              {0.345f, 0.408f, 3.91f, 3.44f},
-                              6.56f};
-constexpr Costs kCostsWhole = {{0.548f, 0.359f, 0.260f},
-                               {{0.0322f, 0.0285f, 0.0417f, 0.0367f, 0.0657f, 0.0584f, 0.0889f, 0.0584f},
-                                {0.0368f, 0.0334f, 0.0500f, 0.0442f, 0.0530f, 0.0669f, 0.0961f, 0.0468f},
-                                {0.0407f, 0.0381f, 0.0515f, 0.0469f, 0.0541f, 0.0582f, 0.0790f, 0.0834f}},
-                               5.00e6f,
-                               0.128f,
-                               0.0282f,
-                               0.447f,
-                               0.00188f,
-                               0.00657f,
-                               0.0871f,
-                               0.744f,
-                               {1.34f, 1.83f, 2.43f, 3.03f},
-                               0.114f};
+constexpr Costs kCostsHalf = {{1.06f, 1.07f, 1.05f},
+                              {{0.0407f, 0.0441f, 0.0760f, 0.0696f, 0.0962f, 0.120f, 0.151f, 0.123f},
+                               {0.0464f, 0.0475f, 0.0745f, 0.0723f, 0.0946f, 0.123f, 0.140f, 0.137f},
+                               {0.0513f, 0.0535f, 0.0792f, 0.0953f, 0.120f, 0.145f, 0.162f, 0.172f}},
+                              5.11e6f,
+                              0.128f,
+                              0.0202f,
+                              0.306f,
+                              0.00151f,
+                              0.00797f,
+                              0.0666f,
+                              0.345f,
+                              {1.02f, 0.893f, 5.89f, 6.70f},
+                              9.30f};
+constexpr Costs kCostsWhole = {{0.345f, 0.172f, 0.106f},
+                               {{0.0344f, 0.0304f, 0.0443f, 0.0384f, 0.0663f, 0.0593f, 0.0877f, 0.0538f},
+                                {0.0398f, 0.0348f, 0.0539f, 0.0466f, 0.0578f, 0.0734f, 0.0991f, 0.0505f},
+                                {0.0472f, 0.0430f, 0.0552f, 0.0494f, 0.0623f, 0.0630f, 0.0837f, 0.0827f}},
+                               4.78e6f,
+                               0.149f,
+                               0.0153f,
+                               0.426f,
+                               0.00103f,
+                               0.00588f,
+                               0.0706f,
+                               0.276f,
+                               {1.54f, 1.99f, 2.48f, 2.67f},
+                               0.0938f};
 
 // What other weights cost beside integers without zeros in groups of 128 k or more: of a row tile x 128 k, by blocks of
 // half of a multiprocessor and of all of it, and tokens; x times so much; at the start. Why added, not times: scales
 // and zeros take as many instructions whatever the width is. Fitted by benchmarks/fit_kind_costs.py beside n8
-// (sweep_splits_20261128_kinds*.json, 438 products): 1.0% lost to the fastest tile and split, 16% at worst, by
-// integers' costs, of 380 of them, 2.4 and 38%. The start of float4_e2m1 in groups of 32 and 64 is less than what was
-// fitted, 0.81, by which n8 took 4096 x 4096 in groups of 32 (4.5 us for 4.2).
+// (sweep_splits_20261128_kinds*.json, _large_kinds.json, 459 products): 1.0% lost to the fastest tile and split, 16% at
+// worst. The start of float4_e2m1 in groups of 32 and 64 is less than what was fitted, 0.87, by which n8 took 4096 x
+// 4096 in groups of 32 (4.5 us for 4.2).
 struct KindCosts {
   float product[2][3], x, start;
 };
 constexpr KindCosts kKindCosts[] = {
-    {{{0.00570f, 0.00457f, 0.00554f}, {0.00284f, 0.00362f, 0.00595f}}, 1.05f, -0.00801f},  // zeros
-    {{{0.0214f, 0.0f, 0.0f}, {0.0179f, 0.0f, 0.0f}}, 0.472f, 0.177f},                      // short groups of one row
-    {{{0.0346f, 0.0f, 0.0f}, {0.0300f, 0.0f, 0.0f}}, 1.16f, 0.105f},                       // and zeros
-    {{{0.0337f, 0.0360f, 0.0238f}, {0.0395f, 0.0389f, 0.0304f}}, 1.39f, 0.0505f},          // floats of 3 bits
-    {{{0.0452f, 0.0471f, 0.0223f}, {0.0442f, 0.0440f, 0.0380f}}, 0.908f, 0.599f},          // of 4 bits
-    {{{0.0548f, 0.0f, 0.0f}, {0.0582f, 0.0f, 0.0f}}, 0.998f, 0.5f},                        // in groups of 32 and 64
-    {{{0.0730f, 0.0f, 0.0f}, {0.0682f, 0.0f, 0.0f}}, 0.624f, 0.473f},                      // of 16
-    {{{0.0510f, 0.0393f, 0.0138f}, {0.0375f, 0.0575f, 0.0179f}}, 0.765f, 1.39f},           // of more bits
+    {{{0.00689f, 0.00493f, 0.00742f}, {0.00286f, 0.00561f, 0.00811f}}, 1.05f, -0.000647f},  // zeros
+    {{{0.0242f, 0.0f, 0.0f}, {0.0203f, 0.0f, 0.0f}}, 0.393f, 0.153f},                       // short groups of one row
+    {{{0.0334f, 0.0f, 0.0f}, {0.0306f, 0.0f, 0.0f}}, 1.12f, 0.188f},                        // and zeros
+    {{{0.0376f, 0.0402f, 0.0298f}, {0.0477f, 0.0443f, 0.0400f}}, 1.12f, 0.0596f},           // floats of 3 bits
+    {{{0.0437f, 0.0479f, 0.0246f}, {0.0423f, 0.0477f, 0.0436f}}, 0.695f, 0.727f},           // of 4 bits
+    {{{0.0556f, 0.0f, 0.0f}, {0.0616f, 0.0f, 0.0f}}, 0.890f, 0.5f},                         // in groups of 32 and 64
+    {{{0.0739f, 0.0f, 0.0f}, {0.0715f, 0.0f, 0.0f}}, 0.608f, 0.511f},                       // of 16
+    {{{0.0494f, 0.0353f, 0.0141f}, {0.0367f, 0.0482f, 0.0194f}}, 0.445f, 1.59f},            // of more bits
 };
 constexpr KindCosts kPlain = {{}, 1.0f, 0.0f};
 
@@ -121,8 +122,8 @@ inline float cost(const Traits& traits, const Sharing& p, int blocks) {
 // memory. Why not always: nothing gains with fewer k, and each is one more split to look at. Why not of floats that are
 // no bytes: not timed.
 inline bool has_many_steps(const Traits& traits, const Sharing& p) { return p.steps >= 40 && traits.weight.by_bytes(); }
-// The most row groups of a block. Why fewer of clusters of many: not timed.
-inline int most_groups(int cluster_shift) { return cluster_shift > 1 ? 4 : 8; }
+// The most row groups of a block.
+constexpr int kMostGroups = 8;
 
 // How many stages a warp asks for early, and when the next kernel may begin (Split::early, next_after).
 struct When {
@@ -179,7 +180,7 @@ inline Spread spread(const Traits& traits, Sharing p, const Room& room) {
     if (!clusters || (forced.parts && forced.blocks != 1 << cluster_shift)) continue;
     for (int warps_k_shift = 0; (1 << warps_k_shift) <= traits.warps; ++warps_k_shift) {
       const int groups = traits.warps >> warps_k_shift;
-      if (forced.parts ? forced.parts != 1 << warps_k_shift : groups > most_groups(cluster_shift)) continue;
+      if (forced.parts ? forced.parts != 1 << warps_k_shift : groups > kMostGroups) continue;
       Sharing found = p;
       const int need = share(traits, found, cluster_shift, warps_k_shift, clusters);
       if (!need) continue;
