@@ -1,11 +1,13 @@
 """Fits what weights other than integers without zeros in groups of 128 cost by tiles of up to 16 tokens: numbers of
 csrc/cuda/split.h (n8, n16) and csrc/templates/decode/spread.cuh, beside which the costs of integers stay.
 
-    python benchmarks/fit_kind_costs.py narrow benchmarks/results/nvidia-h200/sweep_splits_20261128_kinds*.json
+    python benchmarks/fit_kind_costs.py narrow benchmarks/results/nvidia-h200/sweep_splits_20261128_kinds*.json \
+        --instead benchmarks/results/nvidia-h200/sweep_splits_20261128_large_kinds.json
     python benchmarks/fit_kind_costs.py decode ... (the same files)
     python benchmarks/fit_kind_costs.py plan ... (what the tiles and splits that are chosen take more than the fastest)
 
-The files are those of ``sweep_splits.py --rows``. Needs torch and a C++ compiler. Prints the new numbers, and what the
+The files are those of ``sweep_splits.py --rows``; of shapes that those behind --instead have, products of up to 4 rows
+of the others do not count. Needs torch and a C++ compiler. Prints the new numbers, and what the
 split with the least cost takes more than the fastest one, before and after; decode's beside n8 as its costs are.
 """
 
@@ -20,7 +22,7 @@ import cost_fit
 import torch
 from fit_decode_costs import COUNTS
 from fit_split_costs import text_of
-from kind_sweeps import SM90, WHOLE, Product, Times, Weight, chosen_way, lost_by_plan, products_of
+from kind_sweeps import SM90, WHOLE, Product, Times, Weight, chosen_way, lost_by_plan, products_of, split_off
 from tile_model import BLOCKS, PAIRS, native
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,7 +71,8 @@ def fit_narrow(products: dict[Product, Times]) -> None:
             walked, busy, turns, in_parts = native.split_work(
                 tiles, steps, tile, weight.bits, split, [BLOCKS, PAIRS], of
             )
-            doubled, megabytes = (split[1] * split[2]).bit_length() - 1, tiles * steps * (256 * weight.bits + 32) / 1e6
+            doubled = (split[1] * split[2]).bit_length() - 1
+            megabytes = tiles * steps * native.step_bytes(weight.bits, of) / 1e6
             kind, own = split[4] == WHOLE, tile > 8
             fixed = start[int(kind), int(own)] + sums[int(kind)] * doubled * split[0] * (tile // 8)
             fixed += turn[int(kind)] * turns + parts_cost[int(kind)] * in_parts
@@ -156,7 +159,7 @@ def report(products: dict, each: list, now: torch.Tensor, model, begin: dict, st
 
 def main(argv: list[str]) -> int:
     which, *files = argv
-    {"narrow": fit_narrow, "decode": fit_decode, "plan": tell_plan}[which](products_of(files))
+    {"narrow": fit_narrow, "decode": fit_decode, "plan": tell_plan}[which](products_of(*split_off(files)))
     return 0
 
 

@@ -74,12 +74,18 @@ constexpr SplitCosts kWholeCosts = {{1.07f, 1.24f},
                                     2.58f};
 constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
 
+// Bytes of a row tile x 128 k: codes, scales of each group, zeros.
+constexpr int step_bytes(int bits, const WeightKind& kind) {
+  const int groups = kind.fine ? 2 << kind.shorter : 1, zeros = kind.whole_zeros || kind.any_zeros;
+  return 256 * bits + 32 * groups * (1 + zeros);
+}
+
 // What a step takes more of other weights beside integers in groups of 128 k and more: whole zeros and others; short
 // groups, with none, whole and other zeros; floats, and those in short groups. By blocks of half of a multiprocessor
 // and of all of it, by n8 and n16. Why more, not times: scales and zeros take as many instructions whatever the width.
 // Fitted by benchmarks/fit_kind_costs.py to products on an H200 (34 weights, 18 shapes;
-// nvidia-h200/sweep_splits_20261128_kinds*.json): of 908 products the split with the least is 0.9% slower than the
-// fastest one on average, within 5% in 95%, 19% at worst; by the costs of integers, of 504 of them, 2.3%, 83%, 24%.
+// nvidia-h200/sweep_splits_20261128_kinds*.json): of 892 products the split with the least is 0.8% slower than the
+// fastest one on average, within 5% in 96%, 19% at worst; by the costs of integers, of 504 of them, 2.3%, 83%, 24%.
 constexpr float kNarrowKinds[7][2][2] = {
     {{0.00387f, 0.00827f}, {0.00505f, 0.00426f}},    // whole zeros
     {{0.000765f, -0.0264f}, {-0.00431f, -0.0176f}},  // other zeros
@@ -121,7 +127,7 @@ constexpr float split_us(const Split& split, const SplitQuestion& q) {
   const float step = narrow_step(q.kind, q.bits, whole, own, costs.step[own][q.bits - 1]);
   const float x = costs.x[own] * (q.kind.any_zeros ? kAnyZerosX[own] : 1.0f);
   const float products = steps * (static_cast<float>(work.busy) + costs.waits[own]) * step;
-  const float bytes = static_cast<float>(q.tiles) * static_cast<float>(q.steps * (256 * q.bits + 32));
+  const float bytes = static_cast<float>(q.tiles) * static_cast<float>(q.steps * step_bytes(q.bits, q.kind));
   const float memory = bytes / kBytesPerUs;
   const float most = std::max(products, memory), least = std::min(products, memory);
   int doubled = 0;

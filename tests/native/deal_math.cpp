@@ -170,6 +170,7 @@ PYBIND11_MODULE(deal_math, m) {
     return std::array<int, 6>{split.row_tiles, split.parts, split.blocks, split.early, split.warps, split.next_after};
   });
   m.def("has_room", lowbit::narrow::has_room);
+  m.def("step_bytes", [](int bits, KindNumbers kind) { return lowbit::cuda::step_bytes(bits, weight_kind(kind)); });
   // Of split_us: steps, busy, turns, whether in parts.
   m.def("split_work", [](int64_t tiles, int64_t steps, int tokens, int bits, std::array<int, 6> split,
                          std::array<int, 2> clusters, KindNumbers kind) {
