@@ -7,9 +7,14 @@ of the predictions, which is smooth where a choice is not, with the squares besi
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+
+ROOT = Path(__file__).resolve().parent.parent
 
 Constants = dict[str, torch.Tensor]  # natural logarithms, so that they stay positive
 Model = Callable[
@@ -69,3 +74,16 @@ def summary(lost: torch.Tensor) -> str:
         f"{len(lost)} products, {lost.mean():.2%} lost, {lost.max():.0%} at worst, "
         f"within 5% in {(lost < 0.05).double().mean():.1%}"
     )
+
+
+def constants(header: str, name: str) -> list:
+    """Those of a C++ initializer."""
+    text = (ROOT / header).read_text()
+    body = re.search(rf"{name} = (\{{.*?\}});", text, re.DOTALL).group(1)
+    return json.loads(re.sub(r"(\d\.\d*(e-?\d+)?|\d+e-?\d+)f", r"\1", body).replace("{", "[").replace("}", "]"))
+
+
+def both_kinds(header: str, names: tuple[str, str]) -> list[torch.Tensor]:
+    """Each constant of blocks of half of a multiprocessor and of all of it."""
+    half, whole = (constants(header, name) for name in names)
+    return [torch.tensor(pair, dtype=torch.float64) for pair in zip(half, whole, strict=True)]

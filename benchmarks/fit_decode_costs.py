@@ -2,12 +2,12 @@
 and n8 of family gemm_sm90 too.
 
     python benchmarks/fit_decode_costs.py benchmarks/results/nvidia-h200/sweep_splits_20261128_decode*.json \
-        --instead benchmarks/results/nvidia-h200/sweep_splits_20261128_passes.json
+        --instead benchmarks/results/nvidia-h200/sweep_splits_20261128_passes*.json
 
 Needs torch and a C++ compiler (what a split costs, and when its blocks ask for weights, is what spread.cuh says). Rows
 of the files: weight, N, K, rows of x, tokens of the tile, [split, us] each; or those of sweep_splits.py, with --rows
-and without. Of shapes that files behind --instead have, those before it do not count. Prints the new constants, and
-what the least cost takes more than the fastest, before and after.
+and without. Of shapes that files behind --instead have, those before it do not count. Prints the new constants, found
+from those that spread.cuh has, and what the least cost takes more than the fastest, before and after.
 """
 
 from __future__ import annotations
@@ -35,12 +35,8 @@ COUNTS = {tuple(map(int, shape.split("x"))): 3 for shape in TWELVE.split()}
 COUNTS |= {(4096, 4096): 6, (8192, 8192): 8, (57344, 8192): 5, (2048, 2048): 8, (2048, 6144): 4}
 #: Of the softmax, as in cost_fit.py: by 40, 80 and 200 the least cost loses 1.06, 0.92 and 0.77%.
 SHARP = 200.0
-START = {
-    "start": [[1.0, 1.0, 1.0]] * 2, "product": [[[0.08] * 8] * 3, [[0.06] * 8] * 3], "memory": [5.0, 5.0],
-    "idle": [0.4, 0.4], "groups": [0.01, 0.01], "both": [0.3, 0.4], "x": [0.005, 0.005], "row": [0.005, 0.005],
-    "sums": [0.1, 0.1], "pass": [0.6, 0.6], "cluster": [[0.2, 0.2, 0.5, 0.5], [0.2, 0.5, 1.0, 1.5]],
-    "fades": [0.1, 0.1],
-}  # fmt: skip
+HEADER = "csrc/templates/decode/spread.cuh"
+NAMES = ("start", "product", "memory", "idle", "groups", "both", "x", "row", "sums", "pass", "cluster", "fades")
 
 Product = tuple[int, int, int, int]  # bits, n, k, rows of x
 Split = tuple[int, ...]  # row_tiles, parts, blocks, early, warps, next_after
@@ -128,7 +124,11 @@ class Candidates:
 def main(files: list[str]) -> int:
     products = products_of(*split_off(files))
     candidates = Candidates(products)
-    found = candidates.measured.fit(candidates.model, START, 1200, SHARP)
+    begin = dict(zip(NAMES, cost_fit.both_kinds(HEADER, ("kCostsHalf", "kCostsWhole")), strict=True))
+    begin["memory"] = begin["memory"] / 1e6
+    found = candidates.measured.fit(
+        candidates.model, {name: value.tolist() for name, value in begin.items()}, 1200, SHARP
+    )
     for kind, name in enumerate(("half", "whole")):
         for what, value in found.items():
             print(name, what, text_of(value[kind]))

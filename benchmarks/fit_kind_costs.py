@@ -13,10 +13,7 @@ split with the least cost takes more than the fastest one, before and after; dec
 
 from __future__ import annotations
 
-import json
-import re
 import sys
-from pathlib import Path
 
 import cost_fit
 import torch
@@ -25,7 +22,6 @@ from fit_split_costs import text_of
 from kind_sweeps import SM90, WHOLE, Product, Times, Weight, chosen_way, lost_by_plan, products_of, split_off
 from tile_model import BLOCKS, PAIRS, native
 
-ROOT = Path(__file__).resolve().parent.parent
 TOKENS = (1, 2, 4)
 UNIT = 0.05  # us: an amount of 0 begins as so much times the logarithm's 1
 #: As the rows of kNarrowKinds, behind one for what has none; as those of kKindCosts.
@@ -40,25 +36,12 @@ def tell_plan(products: dict[Product, Times]) -> None:
         print(f"  {lost[product]:.1%}", *product, chosen_way(product, {tile for tile, _ in products[product]}))
 
 
-def constants(header: str, name: str) -> list:
-    """Those of a C++ initializer."""
-    text = (ROOT / header).read_text()
-    body = re.search(rf"{name} = (\{{.*?\}});", text, re.DOTALL).group(1)
-    return json.loads(re.sub(r"(\d\.\d*(e-?\d+)?|\d+e-?\d+)f", r"\1", body).replace("{", "[").replace("}", "]"))
-
-
 def table_of(columns: list[tuple]) -> torch.Tensor:
     return torch.tensor(columns, dtype=torch.float64).T
 
 
-def both_kinds(header: str, names: tuple[str, str]) -> list[torch.Tensor]:
-    """Each constant of blocks of half of a multiprocessor and of all of it."""
-    half, whole = (constants(header, name) for name in names)
-    return [torch.tensor(pair, dtype=torch.float64) for pair in zip(half, whole, strict=True)]
-
-
 def fit_narrow(products: dict[Product, Times]) -> None:
-    costs = both_kinds("csrc/cuda/split.h", ("kHalfCosts", "kWholeCosts"))
+    costs = cost_fit.both_kinds("csrc/cuda/split.h", ("kHalfCosts", "kWholeCosts"))
     start, waits, x_cost, step, both, sums, pair, turn, parts_cost = costs
     each, columns = [], []
     for product, times in products.items():
@@ -102,7 +85,7 @@ def fit_narrow(products: dict[Product, Times]) -> None:
 
 
 def fit_decode(products: dict[Product, Times]) -> None:
-    costs = both_kinds("csrc/templates/decode/spread.cuh", ("kCostsHalf", "kCostsWhole"))
+    costs = cost_fit.both_kinds("csrc/templates/decode/spread.cuh", ("kCostsHalf", "kCostsWhole"))
     start, product_cost, memory_cost, idle, groups, both, x_cost, row_cost, sums, again, cluster, fades = costs
     each, columns = [], []
     for product, times in products.items():
