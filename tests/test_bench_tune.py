@@ -10,7 +10,7 @@ from test_tune import Timer, gpu, packed  # noqa: F401  (a fixture)
 from test_tuned_cache import H
 
 from lowbit import graph_timer
-from lowbit.autotune import cache
+from lowbit.autotune import cache, plan
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -54,9 +54,10 @@ def test_a_run_records_times_and_ships_what_gains(monkeypatch, tmp_path):
     args = bench_tune.options(["--shapes", "1024x512", "--ms", "1,40,64", "--heat-ms", "0"])
     rows, tuning, ship = [], [], {}
     bench_tune.one(args, "int4", "float16", 1024, 512, rows, tuning, ship)
-    assert [(row["m"], row["plan"]) for row in rows] == [
-        (1, "w4a16_decode_n4"), (40, "w4a16_gemm_sm90_n32"), (64, "w4a16_gemm_sm90_n32"),
-    ]  # fmt: skip
+    scheme = packed("int4", (1024, 512)).scheme
+    first = [plan.candidates(scheme, "float16", m, 1024, 512, H200)[0].name for m in (1, 40, 64)]
+    assert [(row["m"], row["plan"]) for row in rows] == list(zip((1, 40, 64), first, strict=True))
+    assert first[1:] == ["w4a16_gemm_sm90_n32"] * 2
     assert [row["tuned"] for row in rows[1:]] == ["w4a16_gemm_sm90_n64"] * 2 and rows[1]["default"] == rows[1]["plan"]
     assert rows[1]["us"]["w4a16_gemm_sm90_n64"] == 1 and len(rows[1]["us"]) == 4
     assert tuning[0]["ranges"] > 20 and tuning[0]["seconds"] < 60

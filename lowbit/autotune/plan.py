@@ -36,9 +36,9 @@ DEVICES = {"h200": Device(90, 132, 66)}
 @dataclass(frozen=True)
 class Candidate:
     """A kernel's name, the microseconds that it would take, about, from constants fitted on an H200, and its place:
-    "timed"; "untimed", tried in its turn though no time is known (family decode with floats or short groups, GPUs of
-    another compute capability); "later", only tried after those; "never", it can't hold the product. ``us`` is None
-    unless it is timed; measured: the microseconds that it took on a GPU like this one, or None.
+    "timed"; "untimed", tried in its turn though no time is known (GPUs of another compute capability); "later", only
+    tried after those; "never", it can't hold the product. ``us`` is None unless it is timed; measured: the microseconds
+    that it took on a GPU like this one, or None.
     """
 
     name: str
