@@ -92,9 +92,9 @@ int main() {
   run_one<Float<2, 1>, __nv_bfloat16, 1, true>({90, 5000, 1, 16, kNone, kBf16, 1, 80}, {});
   run_one<Float<2, 1>, __half, 1, false>({600, 2100, 1, 16, kNone, kFp16, 4, 90}, {4, 2, 2, 3, 8, 4});
   // Sums of many tiles meet in passes: of one block, of two and four that share K.
-  run_one<Int<4>, __half, 1, true>({1300, 2100, 1, 128, kNone, kFp16, 1, 90}, {1, 16, 1, 1, 16, 0});
+  run_one<Int<4>, __half, 1, true>({1500, 2100, 1, 128, kNone, kFp16, 1, 90}, {1, 16, 1, 1, 16, 0});
   run_one<Int<7>, __nv_bfloat16, 4, false>({900, 1000, 3, -1, kMin, kBf16, 2, 90}, {2, 4, 2, 8, 8, 8});
-  run_one<Int<2>, __half, 4, false>({790, 2100, 4, 128, kNone, kFp16, 4, 90}, {2, 4, 4, 8, 8, 6});
+  run_one<Int<2>, __half, 4, false>({1000, 2100, 4, 128, kNone, kFp16, 4, 90}, {2, 4, 4, 8, 8, 6});
   // Two blocks share K: the ring turns, a slice without steps, several rows of x.
   run_one<Int<4>, __half, 1, false>({600, 2100, 1, 128, kNone, kFp16, 2, 90}, {4, 2, 2, 3, 8, 4});
   run_one<Int<3>, __half, 2, true>({300, 700, 2, 256, kZero, kFp16, 4, 90}, {1, 16, 2, 1, 16, 0});

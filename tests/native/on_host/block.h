@@ -225,6 +225,12 @@ inline void count_bytes(uint32_t at, int bytes, int block = rank()) {
   found.bytes -= bytes;
   end_phase(found);
 }
+// The same of what a thread stores behind a barrier (st.async): its count is a release, so whoever waits knows what the
+// thread did before. Of boxes the copy engine alone is known.
+inline void tell_with_bytes(uint32_t at, int bytes, int block) {
+  races.tell(current, barrier(at, block).told);
+  count_bytes(at, bytes, block);
+}
 // Boxes on their way, where copies come late: the newest comes first, when nothing else can go on. Why: the copy engine
 // promises no order, and a thread that waits for its second turn at a barrier before the first has ended goes on at
 // once.

@@ -31,7 +31,7 @@ void store_behind(const PlaceInCluster& place, int offset, const float (&v)[Coun
   std::memcpy(emulated::place(to, sizeof(v), sizeof(v), place.block), v, sizeof(v));
   emulated::use_barrier(place.counts, place.block);
   emulated::written_by(emulated::barrier(place.counts, place.block).engine, to, sizeof(v), place.block);
-  emulated::count_bytes(place.counts, sizeof(v), place.block);
+  emulated::tell_with_bytes(place.counts, sizeof(v), place.block);
 }
 
 }  // namespace lowbit::ptx
