@@ -36,6 +36,14 @@ def test_three_rows_are_shared_as_four_are(native):
         assert native.decode_split(bits, 4, 3, n, k) == native.decode_split(bits, 4, 4, n, k)
 
 
+@pytest.mark.parametrize(("bits", "n", "k", "split"), [(1, 57344, 8192, (2, 8, 1)), (4, 28672, 4096, (1, 16, 1))])
+def test_sums_of_all_tiles_meet_at_once_where_there_is_room(native, bits, n, k, split):
+    """Two passes take half a microsecond more."""
+    *_, passes, most_tiles = native.decode_work(bits, 1, 1, n, k, (*split, 1, 16, 0))  # beyond the first
+    assert (passes, most_tiles) == (0, 14)
+    assert native.decode_work(bits, 4, 4, 20 * n, k, (4, 4, 2, 1, 16, 0))[5] > 1, "that many do not fit"
+
+
 def test_a_tile_and_split_that_are_chosen_are_close_to_the_fastest_that_were_measured(native):
     fit_decode_costs = pytest.importorskip("fit_decode_costs")
     products = fit_decode_costs.products_of(SWEEPS, PASSES)

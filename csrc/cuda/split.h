@@ -76,8 +76,8 @@ constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
 
 // Bytes of a row tile x 128 k: codes, scales of each group, zeros.
 constexpr int step_bytes(int bits, const WeightKind& kind) {
-  const int groups = kind.fine ? 2 << kind.shorter : 1, zeros = kind.whole_zeros || kind.any_zeros;
-  return 256 * bits + 32 * groups * (1 + zeros);
+  const int groups = kind.fine ? 2 << kind.shorter : 1;
+  return 256 * bits + 32 * groups * (kind.zeros() ? 2 : 1);
 }
 
 // What a step takes more of other weights beside integers in groups of 128 k and more: whole zeros and others; short

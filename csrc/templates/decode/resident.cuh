@@ -9,7 +9,7 @@
 //     row group 0   | warp 0 | warp 1 | .. | warp 3 | warp 0 | .. | warp 3 |     its tiles, one after the other
 //     row group 1   | warp 4 | warp 5 | .. | warp 7 | warp 4 | .. | warp 7 |
 //
-// Nobody waits for anybody until the sums of a pass (some tiles) meet.
+// Nobody waits for anybody until the sums of a pass (all tiles, where there is room for them, or some) meet.
 #pragma once
 #include <type_traits>
 

@@ -59,9 +59,9 @@ constexpr Costs kCostsWhole = {{0.345f, 0.172f, 0.106f},
 // What other weights cost beside integers without zeros in groups of 128 k or more: of a row tile x 128 k, by blocks of
 // half of a multiprocessor and of all of it, and tokens; x times so much; at the start. Why added, not times: scales
 // and zeros take as many instructions whatever the width is. Fitted by benchmarks/fit_kind_costs.py beside n8
-// (sweep_splits_20261128_kinds*.json, _large_kinds.json, 459 products): 1.0% lost to the fastest tile and split, 16% at
-// worst. The start of float4_e2m1 in groups of 32 and 64 is less than what was fitted, 0.87, by which n8 took 4096 x
-// 4096 in groups of 32 (4.5 us for 4.2).
+// (sweep_splits_20261128_kinds*.json); of 459 products, large N measured again (_large_kinds.json), 1.0% lost to the
+// fastest tile and split, 16% at worst. The start of float4_e2m1 in groups of 32 and 64 is less than what was fitted,
+// 0.87, by which n8 took 4096 x 4096 in groups of 32 (4.5 us for 4.2).
 struct KindCosts {
   float product[2][3], x, start;
 };
