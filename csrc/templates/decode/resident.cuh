@@ -33,26 +33,36 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
   extern __shared__ __align__(128) uint8_t memory[];
 
   // ---- setup
-  if (p.next_after == 0) ptx::launch_dependents();  // else feeds do
+  constexpr bool kWhole = Tile::kKind == Kind::kWhole;
+  if (kWhole || p.next_after == 0) ptx::launch_dependents();  // else feeds do
   const uint32_t shared = ptx::shared_address(memory), met = shared + Map::kMet;
   if (p.cluster_shift) {  // Why first: making barriers known waits for copies under way
     if (threadIdx.x < 2) ptx::barrier_init(met + threadIdx.x * 8);
     __syncwarp();
     ptx::cluster_arrive_early();
   }
-  const Position at(p);
+  Position at(p, !kWhole);
+  if (!kWhole) at.keep();
 
   // ---- weights: they do not depend on the kernel before
   typename Worker::Feed feed(at, shared + Map::kRings + at.warp * Ring::kBytes);
   constexpr int kAhead = Ring::kDepth - 1;  // stages that are asked for before products
   const int early = min(p.early, kAhead), beside = min(early + 2, kAhead);
+  // Why apart, and numbers kept behind it: a block of a whole multiprocessor begins when the kernel before ends, and
+  // memory is idle until it asks, some 30 to 45 instructions sooner so. Others begin beside that kernel, whose x would
+  // have to wait: 4096 x 4096 int4 3.0 us to 3.2.
+  if (kWhole) feed.fetch();
 #pragma unroll 1
-  for (int i = 0; i < early; ++i) feed.fetch();
+  for (int i = kWhole; i < early; ++i) feed.fetch();
+  if (kWhole) at.keep(), feed.walk.renew(at);
 
   // ---- what else can be done before x is there: between two products of few weights every instruction counts
   const uint32_t x = shared + Map::kX, table = x + p.x_bytes;
-  if (threadIdx.x < 16) ptx::store_shared(shared + Map::kZeros + threadIdx.x * 16, uint4{0, 0, 0, 0});
-  if (threadIdx.x == 0) Worker::Table::store(shared + Map::kTable);
+  const auto store_constants = [&] {
+    if (threadIdx.x < 16) ptx::store_shared(shared + Map::kZeros + threadIdx.x * 16, uint4{0, 0, 0, 0});
+    if (threadIdx.x == 0) Worker::Table::store(shared + Map::kTable);
+  };
+  if (!kWhole) store_constants();
   typename Worker::X own_x(at, x, table);
   int asked = early;
   const auto ask_for_x = [&] {
@@ -62,7 +72,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
     for (; asked < beside || (asked < kAhead && feed.is_done()); ++asked) feed.fetch();
   };
   // Why so early: blocks of a whole multiprocessor begin when the kernel before ends; others have time until it does.
-  if (Tile::kKind == Kind::kWhole) ask_for_x();
+  if (kWhole) ask_for_x(), store_constants();
   Worker worker(at, shared + Map::kZeros, x, table);
   auto place = Worker::start(feed.ring);
   Meeting<Act, Worker, Tile> meeting(at, table + p.table_bytes, met);
@@ -70,7 +80,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
   if (p.cluster_shift) ptx::cluster_wait();  // blocks store into each other's memory only when all of them run
 
   // ---- x
-  if (Tile::kKind == Kind::kHalf) ask_for_x();
+  if (!kWhole) ask_for_x();
   meeting.aim_first();
   own_x.bring();
 #pragma unroll 1

@@ -70,9 +70,10 @@ struct Position {
   int slice;
   int first_step, end_step, first_tile, end_tile;
 
-  __device__ explicit Position(const Problem& problem)
+  // repeats: whether there may be blocks beyond p.grid.
+  __device__ Position(const Problem& problem, bool repeats)
       : p(problem),
-        block(static_cast<int>(blockIdx.x) < p.grid ? blockIdx.x : blockIdx.x & p.repeated),
+        block(!repeats || static_cast<int>(blockIdx.x) < p.grid ? blockIdx.x : blockIdx.x & p.repeated),
         lane(threadIdx.x % 32),
         warp(threadIdx.x / 32),
         rank(block & ((1 << p.cluster_shift) - 1)),
@@ -81,6 +82,10 @@ struct Position {
     first_step = p.slices(slice), end_step = p.slices(slice + 1);
     first_tile = p.row_groups(group), end_tile = p.row_groups(group + 1);
     if (first_step == end_step) first_tile = end_tile;
+  }
+
+  // What has been found is kept from here on, not found again where it is used.
+  __device__ __forceinline__ void keep() {
     ptx::hold_below<32>(lane), ptx::hold_below<16>(warp), ptx::hold_below<8>(rank), ptx::hold(slice);
     ptx::hold(first_step), ptx::hold(end_step), ptx::hold(first_tile), ptx::hold(end_tile);
   }

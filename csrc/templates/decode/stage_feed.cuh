@@ -34,6 +34,9 @@ struct StageFeed {
   static constexpr int kScaleCopies = 2 * kUnits * kSteps * kRows;  // of 16 bytes; zeros take as many more
   static constexpr int kCopies = (Form::kZeros ? 2 : 1) * kScaleCopies;
 
+  // Whether it lets the next launch begin. Why not of whole multiprocessors: nothing fits beside them.
+  static constexpr bool kTells = Tile::kKind == Kind::kHalf;
+
   const Problem& p;
   const int lane;
   const uint32_t ring;
@@ -54,7 +57,7 @@ struct StageFeed {
         step(position.end_step),
         own_step(lane < kCopies ? lane / (2 * kUnits) % kSteps : 1 << 30),
         left(walk.stages(kRows, kSteps)),
-        left_for_next(Walk::left_for_next(left, p.next_after)),
+        left_for_next(kTells ? Walk::left_for_next(left, p.next_after) : -1),
         to(ring_address) {}
 
   __device__ __forceinline__ bool is_done() const { return left == 0; }
@@ -103,7 +106,8 @@ struct StageFeed {
     step += kSteps;
     to += Ring::kStageBytes;
     ptx::commit();
-    if (--left == left_for_next) ptx::launch_dependents();
+    --left;
+    if (kTells && left == left_for_next) ptx::launch_dependents();
   }
 
   // Of the stage that is fetched: a row tile's step, or part of one, by two lanes.

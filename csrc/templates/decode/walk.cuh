@@ -11,6 +11,11 @@ struct Walk {
   __device__ explicit Walk(const Position& at)
       : first_step(at.first_step), end_step(at.end_step), tile(at.first_tile), end_tile(at.end_tile) {}
 
+  // By the same numbers, now that they are kept.
+  __device__ __forceinline__ void renew(const Position& at) {
+    first_step = at.first_step, end_step = at.end_step, end_tile = at.end_tile;
+  }
+
   __device__ __forceinline__ void next(int rows) { tile += rows; }
 
   // Stages of so many row tiles and steps.
