@@ -32,7 +32,6 @@ struct FloatFeed {
   using Ring = FloatRing<Weight, Tile>;
   static constexpr int kBits = Weight::kBits;
   static constexpr int kPlanes = planes::plane_count(kBits);
-  static constexpr bool kTells = Tile::kKind == Kind::kHalf;  // as of StageFeed
 
   const Problem& p;
   const int lane;
@@ -52,7 +51,7 @@ struct FloatFeed {
         chunk(walk.first_step),
         left(0),
         to_come(walk.stages(Ring::kRows, 1)),
-        left_for_next(kTells ? Walk::left_for_next(to_come, p.next_after) : -1),
+        left_for_next(Tile::kFeedsTell ? Walk::left_for_next(to_come, p.next_after) : -1),
         to(ring_address),
         scales_to(ring_address + Ring::kDepth * Ring::kStageBytes) {}
 
@@ -118,8 +117,7 @@ struct FloatFeed {
       --left;
     }
     ptx::commit();
-    --to_come;
-    if (kTells && to_come == left_for_next) ptx::launch_dependents();
+    if (--to_come == left_for_next && Tile::kFeedsTell) ptx::launch_dependents();
   }
 };
 

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
 
   // ---- setup
   constexpr bool kWhole = Tile::kKind == Kind::kWhole;
-  if (kWhole || p.next_after == 0) ptx::launch_dependents();  // else feeds do
+  if (!Tile::kFeedsTell || p.next_after == 0) ptx::launch_dependents();  // else feeds do
   const uint32_t shared = ptx::shared_address(memory), met = shared + Map::kMet;
   if (p.cluster_shift) {  // Why first: making barriers known waits for copies under way
     if (threadIdx.x < 2) ptx::barrier_init(met + threadIdx.x * 8);

@@ -70,7 +70,7 @@ struct Position {
   int slice;
   int first_step, end_step, first_tile, end_tile;
 
-  // repeats: whether there may be blocks beyond p.grid.
+  // repeats: whether there may be blocks beyond p.grid (launched_blocks).
   __device__ Position(const Problem& problem, bool repeats)
       : p(problem),
         block(!repeats || static_cast<int>(blockIdx.x) < p.grid ? blockIdx.x : blockIdx.x & p.repeated),

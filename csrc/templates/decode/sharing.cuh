@@ -17,8 +17,7 @@ struct Sharing {
   int cluster_shift;         // log2 of the blocks of a cluster, at most kMostShift
   int warps_k_shift;         // log2 of the warps of a block that split K
   int early;                 // stages of weights that a warp asks for before the kernel before has ended
-  int next_after;            // eighths of a warp's stages that are asked for when the next kernel may begin; whole
-                             // blocks let it begin at once
+  int next_after;            // eighths of a warp's stages that are asked for when the next kernel may begin
   Cut slices, row_groups;    // of steps, of tiles
   int grid;                  // blocks, each with rows or k of its own
   int repeated;              // a block b beyond those does what block b & repeated does (launched_blocks)

@@ -34,9 +34,6 @@ struct StageFeed {
   static constexpr int kScaleCopies = 2 * kUnits * kSteps * kRows;  // of 16 bytes; zeros take as many more
   static constexpr int kCopies = (Form::kZeros ? 2 : 1) * kScaleCopies;
 
-  // Whether it lets the next launch begin. Why not of whole multiprocessors: nothing fits beside them.
-  static constexpr bool kTells = Tile::kKind == Kind::kHalf;
-
   const Problem& p;
   const int lane;
   const uint32_t ring;
@@ -57,7 +54,7 @@ struct StageFeed {
         step(position.end_step),
         own_step(lane < kCopies ? lane / (2 * kUnits) % kSteps : 1 << 30),
         left(walk.stages(kRows, kSteps)),
-        left_for_next(kTells ? Walk::left_for_next(left, p.next_after) : -1),
+        left_for_next(Tile::kFeedsTell ? Walk::left_for_next(left, p.next_after) : -1),
         to(ring_address) {}
 
   __device__ __forceinline__ bool is_done() const { return left == 0; }
@@ -106,8 +103,7 @@ struct StageFeed {
     step += kSteps;
     to += Ring::kStageBytes;
     ptx::commit();
-    --left;
-    if (kTells && left == left_for_next) ptx::launch_dependents();
+    if (--left == left_for_next && Tile::kFeedsTell) ptx::launch_dependents();
   }
 
   // Of the stage that is fetched: a row tile's step, or part of one, by two lanes.

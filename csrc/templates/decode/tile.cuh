@@ -25,6 +25,9 @@ struct Tile {
   // Why not 16 warps in half a multiprocessor: 64 registers a thread are too few.
   static constexpr int kWarps = kKind == Kind::kHalf ? 8 : 16, kThreads = 32 * kWarps;
   static constexpr int kBlocks = kKind == Kind::kHalf ? 2 : 1;  // that fit on a multiprocessor
+  // Whether feeds may let the next launch begin, as Sharing::next_after says. Why not of whole multiprocessors, which
+  // let it begin at once: nothing fits beside them.
+  static constexpr bool kFeedsTell = kKind == Kind::kHalf;
   static constexpr int kSharedBytes = kKind == Kind::kHalf ? kSharedTwo : kSharedWhole;
   // Of all warps. Why less for 4 tokens: x takes more.
   static constexpr int kRingKilobytes = kKind == Kind::kWhole ? (Tokens <= 2 ? 150 : 130) : Tokens <= 2 ? 86 : 60;

@@ -11,7 +11,7 @@ struct Walk {
   __device__ explicit Walk(const Position& at)
       : first_step(at.first_step), end_step(at.end_step), tile(at.first_tile), end_tile(at.end_tile) {}
 
-  // By the same numbers, now that they are kept. Why not there: int1 with four tokens spills.
+  // By the same numbers, now that they are kept. Why not on 12.0: int1 with four tokens spills.
   __device__ __forceinline__ void renew(const Position& at) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 1200
     first_step = at.first_step, end_step = at.end_step, end_tile = at.end_tile;
