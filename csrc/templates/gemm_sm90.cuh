@@ -57,31 +57,27 @@ constexpr bool kBuilt =
     false;
 #endif
 
-// Warps of a block that help: one brings stages, the next makes barriers beside it, and where something of a stage is
-// made of what was brought there are three for that. With more tokens a warp that multiplies makes them.
-template <class Worker, class Tile>
-constexpr int kHelpers = Tile::kWgmma    ? 1
-                         : Worker::kSums ? 1 + kSummers
-                                         : 2;
+// Warps of a block that help: one brings stages, and three more make what zeros need of x.
+template <class Worker>
+constexpr int kHelpers = 1 + (Worker::kSums ? kSummers : 0);
 
 // The most registers of a thread: with up to 16 tokens, what leaves room for a block of add_parts beside one of
 // multiply, which can start early then. Those of wgmma stay below theirs by as much.
 template <class Worker, class Tile, class Form>
 struct Bounds {
-  static constexpr bool kFew = kHelpers<Worker, Tile> == 2;
   // Why more, beside smaller blocks of add_parts: with 88 kernels of fine groups spill.
   static constexpr bool kMany = Tile::kTokens == 16 && Form::kFine;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
   static constexpr int kNarrow = 96;  // Why: with 88 one kernel spills there, n16 for 1 bit with zeros
 #else
   // Why fewer with 1 bit: it took all of 96 and was slower, 8192 x 28672 by 5% with 16 tokens.
-  static constexpr int kNarrow = kMany || (kFew && (Worker::kBits > 1 || Form::kFine)) ? 96 : 88;
+  static constexpr int kNarrow = kMany || (!Worker::kSums && (Worker::kBits > 1 || Form::kFine)) ? 96 : 88;
 #endif
   // Why fewer: the compiler took 114 of n64 with 4 bits, which was 4% slower (57344 x 8192). Fine groups spill then,
   // and with zeros with 120 too.
   static constexpr bool kFewer = Tile::kTokens == 64 && Worker::kBits <= 4 && !(Form::kFine && Form::kZeros);
   static constexpr int kWide = !kFewer ? 168 : Form::kFine ? 120 : 112;
-  static constexpr int kHalf = Tile::kWgmma || kFew ? 96 : 80;
+  static constexpr int kHalf = Worker::kSums ? 80 : 96;
   static constexpr int kRegisters = Tile::kHalf ? kHalf : Tile::kWgmma ? kWide : kNarrow;
 };
 
@@ -116,27 +112,32 @@ __global__ void __maxnreg__((BoundsOf<Weight, Act, Tile, Form>::kRegisters))
     if (helper == 0) {
       // ---- weights: they do not depend on the kernel before, nor on the other warps of this one
       if (ptx::elect_one()) producer.start();
-    } else if (kHelpers<Worker, Tile> > 1 ? helper == 1 : warp == 0) {
+    } else if (helper < 0) {
+      // ---- all other barriers, by all warps. Why: x is not asked for before they are made
       if (ptx::elect_one()) {
-        ptx::prefetch_map(p.maps[kMapOfX]);
         const int arrivals = Tile::kWgmma ? Tile::kRowTiles : p.ring.split.row_tiles * p.ring.split.parts;
 #pragma unroll 1
-        for (int i = 0; i < producer.ring.depth(); ++i) {
-          if (Worker::kSums) ptx::arrivals_init(base + Map::kSummed + 8 * i, 32 * kSummers);
-          ptx::arrivals_init(base + Map::kEmpty + 8 * i, arrivals);
+        for (int i = warp; i < producer.ring.depth(); i += Tile::kWarps) {
+          if (i >= producer.makes()) ptx::arrivals_init(producer.ring.full(i), 1);
+          if (Worker::kSums) ptx::arrivals_init(producer.ring.summed(i), 32 * kSummers);
+          ptx::arrivals_init(producer.ring.empty(i), arrivals);
         }
-        if constexpr (Tile::kParts > 1) ptx::arrivals_init(base + Map::kExchanged, 32 * Tile::kWarps);
-        if (p.deal.meet > 1) {
-          ptx::barrier_init(base + Map::kMet);
-          ptx::barrier_expect(base + Map::kMet, Worker::meeting_bytes(p));
+        ptx::publish_barriers();
+        if (warp == 0) {
+          ptx::prefetch_map(p.maps[kMapOfX]);
+          if constexpr (Tile::kParts > 1) ptx::arrivals_init(base + Map::kExchanged, 32 * Tile::kWarps);
+          if (p.deal.meet > 1) {
+            ptx::barrier_init(base + Map::kMet);
+            ptx::barrier_expect(base + Map::kMet, Worker::meeting_bytes(p));
+          }
         }
       }
     }
     __syncthreads();
     if (p.deal.meet > 1) ptx::cluster_arrive_early();
     if constexpr (Weight::kCodebook) {
-      CodebookTable<Weight::kBits, Act>::make(base + Map::kTable, p.codebook, warp,
-                                              Tile::kWarps + kHelpers<Worker, Tile>, lane);
+      CodebookTable<Weight::kBits, Act>::make(base + Map::kTable, p.codebook, warp, Tile::kWarps + kHelpers<Worker>,
+                                              lane);
       __syncthreads();
     }
 
@@ -175,7 +176,7 @@ inline Kernels kernels() {
   constexpr int kAdds = add_threads<Tile>(Form::kFine), kMaps = gemm_sm90::kMaps<typename Worker::Stage>;
   Kernels found{nullptr,
                 nullptr,
-                Tile::kLarge ? kLargeThreads : 32 * (Tile::kWarps + kHelpers<Worker, Tile>),
+                Tile::kLarge ? kLargeThreads : 32 * (Tile::kWarps + kHelpers<Worker>),
                 Tile::kShared,
                 kAdds,
                 kAddBlocks<Tile, kAdds>,

@@ -76,8 +76,7 @@ struct Producer {
         ring{shared, problem.ring},
         steps(Stage::kNarrow ? problem.ring.steps : Stage::kSteps),
         count(own_parts.stages),
-        early(min(Stage::kNarrow || Stage::kHalf ? problem.ring.split.early : Map::kEarly,
-                  Stage::kHalf ? count : max(count / 4, 1))),
+        early(min(most_early(problem), Stage::kHalf ? count : max(count / 4, 1))),
         next(Stage::kHalf ? max(count * problem.ring.split.next_after / 8, 1) : 0),
         parts(own_parts),
         first(problem, own_parts) {}
@@ -111,16 +110,27 @@ struct Producer {
                     ptx::kLastOut);
   }
 
+  // Stages that are asked for before the kernel before has ended, at most.
+  static __device__ __forceinline__ int most_early(const Problem& p) {
+    return Stage::kNarrow || Stage::kHalf ? p.ring.split.early : Map::kEarly;
+  }
+
+  // Stages whose barrier `full` this thread makes; other warps make the others. Why so few: a block of a whole
+  // multiprocessor begins when the kernel before ends, and memory is idle until it asks. Why all of halves: when they
+  // ask was fitted (half_of of cuda/split.h), and sooner their weights come in the way of the kernel before.
+  __device__ __forceinline__ int makes() const { return Stage::kHalf ? ring.depth() : most_early(p); }
+
   // Before the kernel before has ended: weights alone, and before any other warp of the block is needed.
   __device__ __forceinline__ void start() const {
 #pragma unroll 1
-    for (int i = 0; i < ring.depth(); ++i) ptx::arrivals_init(ring.full(i), 1);
+    for (int i = 0; i < makes(); ++i) ptx::arrivals_init(ring.full(i), 1);
     ptx::publish_barriers();
     Cursor at = first;
+    ask_for_weights(at, 0);
 #pragma unroll 1
-    for (int i = 0; i < early; ++i) {
-      ask_for_weights(at, i);
+    for (int i = 1; i < early; ++i) {
       at.next(p, parts);
+      ask_for_weights(at, i);
     }
   }
 

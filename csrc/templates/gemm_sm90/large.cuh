@@ -256,36 +256,37 @@ __global__ void __launch_bounds__(kLargeThreads, 1) multiply_large(const __grid_
   // Why a shuffle: the compiler would find the address anew in every step.
   const uint32_t base = __shfl_sync(~0u, (ptx::shared_address(memory) + 1023) & ~1023u, 0);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  if (warp == Tile::kWarps && lane == 0) {
+  const Worker work(p, base);
+  if (warp == Tile::kWarps) {
+    // ---- weights: they do not depend on the kernel before, nor on the other warps of this one
+    if (ptx::elect_one()) {
 #pragma unroll 1
-    for (int i = 0; i < Map::kWDepth; ++i) {
-      ptx::arrivals_init(base + Map::kWFull + 8 * i, 1);
-      ptx::arrivals_init(base + Map::kWEmpty + 8 * i, Tile::kWarps);
+      for (int i = 0; i < Map::kWDepth; ++i) ptx::arrivals_init(base + Map::kWFull + 8 * i, 1);
+      ptx::publish_barriers();
+      work.start();
     }
+  } else if (warp < Tile::kWarps) {
+    // ---- all other barriers, by all warps, as in gemm_sm90.cuh
+    if (ptx::elect_one()) {
 #pragma unroll 1
-    for (int i = 0; i < Map::kXDepth; ++i) {
-      ptx::arrivals_init(base + Map::kXFull + 8 * i, 1);
-      ptx::arrivals_init(base + Map::kXEmpty + 8 * i, Tile::kWarps * blocks_of<Tile>(p));
+      for (int i = warp; i < Map::kXDepth; i += Tile::kWarps) {
+        if (i < Map::kWDepth) ptx::arrivals_init(base + Map::kWEmpty + 8 * i, Tile::kWarps);
+        ptx::arrivals_init(base + Map::kXFull + 8 * i, 1);
+        ptx::arrivals_init(base + Map::kXEmpty + 8 * i, Tile::kWarps * blocks_of<Tile>(p));
+      }
+      if (warp == 0 && p.deal.meet > 1) {
+        ptx::barrier_init(base + Map::kMet);
+        ptx::barrier_expect(base + Map::kMet, Meeting<Tile, Worker::Stage::kTogether>::bytes(p.deal.meet));
+        ptx::arrivals_init(base + Map::kFree, Tile::kWarps * (p.deal.meet - 1));
+      }
+      ptx::publish_barriers();
+      ptx::publish_to_cluster();
     }
-    if (p.deal.meet > 1) {
-      ptx::barrier_init(base + Map::kMet);
-      ptx::barrier_expect(base + Map::kMet, Meeting<Tile, Worker::Stage::kTogether>::bytes(p.deal.meet));
-      ptx::arrivals_init(base + Map::kFree, Tile::kWarps * (p.deal.meet - 1));
-    }
-    ptx::publish_barriers();
-    ptx::publish_to_cluster();
+  } else if (ptx::elect_one()) {
+    ptx::prefetch_map(p.maps[kMapOfX]);
   }
-  if (warp == Tile::kWarps + 1 && lane == 0)
-    ptx::prefetch_map(p.maps[first_plane(Form::kZeros)]), ptx::prefetch_map(p.maps[kMapOfScales]),
-        ptx::prefetch_map(p.maps[kMapOfX]);
   __syncthreads();
   ptx::cluster_arrive_early();
-  const Worker work(p, base);
-
-  // ---- weights: they do not depend on the kernel before
-  if (warp == Tile::kWarps) {
-    if (ptx::elect_one()) work.start();
-  }
   if constexpr (Weight::kCodebook) {
     CodebookTable<Weight::kBits, Act>::make(base + Map::kTable, p.codebook, warp, kLargeThreads / 32, lane);
     __syncthreads();
