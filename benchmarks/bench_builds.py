@@ -3,18 +3,20 @@
     python benchmarks/bench_builds.py before=../before/lowbit/lib after=lowbit/lib --types int4,int8 --ms 8,32,64
     python benchmarks/bench_builds.py a=a b=b --tiles gemm_sm90_n32,gemm_sm90_n64 --places 5
 
-A build is a folder such as lowbit/lib, with liblowbit_cuda.so and manifest.json; all are driven by this checkout's
+A build is a folder such as lowbit/lib, with both libraries and manifest.json; all are driven by this checkout's
 Python. Each runs in processes of its own, once forward and once backward in every two rounds. Products are verified,
-then timed with their weights in several places of memory. Why: where weights lie decides by up to 6%, and that is
-another place with every library (docs/notes/gemm-sm90.md, version 117).
+then timed with their weights in several places of memory. Why: two libraries whose kernels were the same took times 6%
+apart, each the same time in every process, as if where weights lie decided (docs/notes/gemm-sm90.md, "Next").
 
-The result has the keys of other benchmarks on a GPU; ``rows`` are [build, round, weight, N, K, rows of x, tile or null,
-place, us]. What is printed is the mean over places of the least of all rounds.
+The result has the keys of other benchmarks on a GPU, ``builds`` (the digest of each CUDA library) and ``rows``, [build,
+round, weight, N, K, rows of x, tile or null, place, us]. What is printed is the mean over places of the least of all
+rounds that every build has finished; products that a build lacks are left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -62,19 +64,33 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--dry", action="store_true", help="on the CPU, where the times say nothing: to try the options")
     add("--run", help=argparse.SUPPRESS)  # the folder of the one build that this process times
     args = parser.parse_args(argv)
-    if args.run is None and (len(args.builds) < 2 or not all("=" in build for build in args.builds)):
-        parser.error(f"expected two builds or more, each NAME=FOLDER, got {' '.join(args.builds) or 'none'}")
+    if args.run is None:
+        found = folders(args.builds)
+        if len(args.builds) < 2 or len(found) < len(args.builds) or "" in found:
+            parser.error(
+                f"expected two builds or more, each another NAME=FOLDER, got {' '.join(args.builds) or 'none'}"
+            )
     if min(args.places, args.rounds) < 1:
         parser.error("--places and --rounds must be at least 1")
     return args
+
+
+def folders(builds: list[str]) -> dict[str, str]:
+    """The folder of each name; what is no NAME=FOLDER is left out."""
+    pairs = [build.split("=", 1) for build in builds if not build.endswith("=") and "=" in build]
+    return {name: str(Path(folder).resolve()) for name, folder in pairs}
 
 
 # ---- one build, in a process of its own ------------------------------------------------------------------------------
 def run(args: argparse.Namespace) -> list[list]:
     """[weight, N, K, rows of x, tile, place, us] of this build. Raises AssertionError for a wrong answer."""
     if not args.dry:
-        libraries.CUDA_LIBRARY = Path(args.run) / libraries.CUDA_LIBRARY.name
-        kernel_list.MANIFEST = Path(args.run) / kernel_list.MANIFEST.name
+        folder = Path(args.run)
+        libraries.LIBRARY, libraries.CUDA_LIBRARY = (
+            folder / libraries.LIBRARY.name,
+            folder / libraries.CUDA_LIBRARY.name,
+        )
+        kernel_list.MANIFEST = folder / kernel_list.MANIFEST.name
     device, cache = ("cpu", 0) if args.dry else ("cuda", gpu_timing.cache_bytes())
     rows = []
     for n, k in args.shapes:
@@ -105,8 +121,10 @@ def times(args: argparse.Namespace, problem: peers_gpu.Problem, dtype: str, tile
         if not wrong <= TOLERANCE[args.act]:
             raise AssertionError(f"{side.name} {problem.n} x {problem.k}, {m} rows: off by {wrong}")
         turns = [lambda call=call, x=x: call(x) for call in ready.calls]
-        timed = gpu_timing.host_us if args.dry else gpu_timing.graph_us
-        yield m, round(timed(turns, args.least_ms, TRIALS).us, 3)
+        timing = (gpu_timing.host_us if args.dry else gpu_timing.graph_us)(turns, args.least_ms, TRIALS)
+        if timing.how not in ("graph", "host"):
+            raise AssertionError(f"{side.name}: no graph can be made of it: {timing.how}")
+        yield m, round(timing.us, 3)
 
 
 # ---- all of them, in turns -------------------------------------------------------------------------------------------
@@ -117,7 +135,7 @@ def in_turns(builds: dict[str, str], argv: list[str], rounds: int, late) -> tupl
         for name, folder in list(builds.items())[:: -1 if turn % 2 else 1]:
             if name in failed or late():
                 continue
-            one = [sys.executable, os.path.abspath(__file__), *argv, "--run", folder]
+            one = [sys.executable, os.path.abspath(__file__), "--run", folder, *argv]
             done = subprocess.run(one, stdout=subprocess.PIPE, text=True)
             if done.returncode:
                 failed[name] = f"exit status {done.returncode}"
@@ -127,9 +145,14 @@ def in_turns(builds: dict[str, str], argv: list[str], rounds: int, late) -> tupl
 
 
 def means(rows: list[list]) -> dict[Product, dict[str, tuple[float, float]]]:
-    """By product and build: the mean over places of the least of all rounds, and how far places lie apart, of it."""
+    """By product and build: the mean over places of the least of all rounds, and how far places lie apart, of it. Of
+    rounds those that all builds have finished: who ran more often would seem faster."""
+    names = {row[0] for row in rows}
+    rounds = set.intersection(*({row[1] for row in rows if row[0] == name} for name in names)) if rows else set()
     least: dict[Product, dict[str, dict[int, float]]] = {}
-    for name, _, *product, place, us in rows:
+    for name, turn, *product, place, us in rows:
+        if turn not in rounds:
+            continue
         places = least.setdefault(tuple(product), {}).setdefault(name, {})
         places[place] = min(us, places.get(place, us))
     found = {}
@@ -145,7 +168,7 @@ def lines(rows: list[list], first: str):
     """A line a product, then what each other build takes more or less than ``first``, by tile and rows of x."""
     found, ratios = means(rows), {}
     for (dtype, n, k, m, tile), builds in found.items():
-        if first not in builds:
+        if first not in builds or len(builds) < len({row[0] for row in rows}):
             continue
         us, apart = builds[first]
         texts = [f"{dtype} {n}x{k} {m} rows {tile or 'plan'}: {us:.2f} us, places {apart:.1%} apart"]
@@ -165,15 +188,25 @@ def main(argv: list[str]) -> int:
         with torch.inference_mode():
             print(json.dumps(run(args)))
         return 0
-    record, builds = Record(__file__, argv), dict(build.split("=", 1) for build in args.builds)
-    given = [text for text in argv if text not in args.builds]
+    record, builds = Record(__file__, argv), folders(args.builds)
+    given = [text for text in argv if text not in (*args.builds, "--")]
     rows, failed = in_turns(builds, given, args.rounds, lambda: record.seconds > args.deadline)
-    for line in lines(rows, next(iter(builds))):
-        print(line)
+    found = list(lines(rows, next(iter(builds))))
+    print("\n".join(found))
     for name, why in failed.items():
         print(f"{name} failed: {why}", file=sys.stderr)
-    record.keep(args, places=args.places, failed=failed, rows=rows)
-    return 1 if failed else 0
+    if not found:
+        print("nothing was timed by all builds", file=sys.stderr)
+    how = {name: getattr(args, name) for name in ("act", "group", "places", "least_ms")}
+    digests = {name: digest(folder) for name, folder in builds.items()}
+    record.keep(args, method=how, builds=digests, failed=failed, rows=rows)
+    return 1 if failed or not found else 0
+
+
+def digest(folder: str) -> str | None:
+    """Of a build's CUDA library; None where it has none."""
+    library = Path(folder) / libraries.CUDA_LIBRARY.name
+    return hashlib.sha256(library.read_bytes()).hexdigest() if library.is_file() else None
 
 
 if __name__ == "__main__":

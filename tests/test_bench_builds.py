@@ -20,8 +20,13 @@ def test_places_are_averaged_and_of_rounds_the_least_counts():
     assert bench_builds.means(rows) == {tuple(PRODUCT): {"a": (10.0, 0.2)}}
 
 
+def test_of_a_build_that_ran_more_often_only_rounds_of_all_count():
+    rows = [["a", 0, *PRODUCT, 0, 12.0], ["b", 0, *PRODUCT, 0, 12.0], ["a", 1, *PRODUCT, 0, 11.0]]
+    assert bench_builds.means(rows)[tuple(PRODUCT)] == {"a": (12.0, 0.0), "b": (12.0, 0.0)}
+
+
 def test_others_are_held_against_the_first_build():
-    rows = [["old", 0, *PRODUCT, 0, 10.0], ["new", 0, *PRODUCT, 0, 9.0], ["new", 0, *PRODUCT[:3], 16, None, 0, 1.0]]
+    rows = [["old", 0, *PRODUCT, 0, 10.0], ["new", 0, *PRODUCT, 0, 9.0], ["old", 0, *PRODUCT[:3], 16, None, 0, 1.0]]
     assert list(bench_builds.lines(rows, "old")) == [
         "int4 4096x8192 8 rows plan: 10.00 us, places 0.0% apart; new -10.0%",
         "new plan 8 rows: -10.00% (-10.0% to -10.0%)",
@@ -32,9 +37,9 @@ def test_builds_take_turns_and_one_that_fails_costs_nothing_else(monkeypatch):
     ran = []
 
     def runs(command, **_):
-        folder = command[-1]
+        folder = command[3]
         ran.append(folder)
-        assert command[2:-2] == ["--ms", "8"]
+        assert command[2] == "--run" and command[4:] == ["--ms", "8"]
         if folder == "bad" or (folder == "b" and len(ran) > 4):
             return SimpleNamespace(returncode=1, stdout="")
         return SimpleNamespace(returncode=0, stdout="a warning\n" + json.dumps([[*PRODUCT, 0, 5.0]]))
@@ -60,7 +65,25 @@ def test_a_dry_run_times_every_product_in_every_place():
     assert all(row[-1] > 0 for row in rows)
 
 
-@pytest.mark.parametrize("given", [[], ["a=x"], ["a=x", "y"], ["a=x", "b=y", "--places", "0"]], ids=str)
+def test_a_dry_run_compares_builds_and_tells_what_nobody_timed(tmp_path, capsys):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "liblowbit_cuda.so").write_bytes(b"one")
+    builds = [f"one={tmp_path / 'x'}", "two=elsewhere"]
+    given = ["--dry", "--shapes", "32x64", "--ms", "1", "--places", "1", "--rounds", "1", "--least-ms", "0.1"]
+    assert bench_builds.main([*given, *builds, "--out", str(tmp_path / "found.json")]) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [row[0] for row in found["rows"]] == ["one", "two"] and found["failed"] == {}
+    assert found["builds"] == {"one": bench_builds.digest(str(tmp_path / "x")), "two": None}
+    assert "two plan 1 rows" in capsys.readouterr().out
+    assert bench_builds.main([*builds, *given, "--deadline", "0", "--out", "-"]) == 1
+    assert "nothing was timed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[], ["a=x"], ["a=x", "y"], ["a=x", "=y"], ["a=x", "b="], ["a=x", "a=y"], ["a=x", "b=y", "--places", "0"]],
+    ids=str,
+)
 def test_what_can_not_be_compared_is_refused(given, capsys):
     with pytest.raises(SystemExit):
         bench_builds.options(given)

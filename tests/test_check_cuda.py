@@ -152,7 +152,7 @@ def test_kernels_that_must_be_alone_are_told_by_their_names():
     assert bounds(NARROW) == [(640, 88)] and bounds(WIDE) == [(384, 168)]
     narrow = next(found for names, found in check_cuda.ALONE.items() if names.match(NARROW))
     assert [narrow.on(arch).registers for arch in ("90a", "100", "120")] == [88, 96, 96]
-    assert bounds(NARROW + PLAIN) == bounds(NARROW.replace("16", "8") + PLAIN) == [(576, 96)]
+    assert bounds(NARROW + PLAIN) == bounds(NARROW.replace("16", "8") + PLAIN) == [(544, 96)]
     assert bounds(NARROW + "FormILb1E") == [(640, 96)] and bounds(NARROW.replace("16", "8")) == [(640, 88)]
     assert bounds(WIDE.replace("128", "64")) == bounds(WIDE.replace("128", "32")) == bounds(WIDE) == bounds(LARGE)
     assert all(bounds(SM80.format("15multiply_narrow", n)) == [(640, 96)] for n in (8, 16, 32))
@@ -163,7 +163,7 @@ def test_kernels_that_must_be_alone_are_told_by_their_names():
 
 def test_two_blocks_of_half_a_multiprocessor_fit_and_are_told_by_their_names():
     half = NARROW.replace("TileILi16E", "TileILi16ELi8E")
-    for name, most, too_many in ((half, 80, 33792), (half + PLAIN, 96, 33280)):
+    for name, most, too_many in ((half, 80, 33792), (half + PLAIN, 112, 34560)):
         shared, threads = next(found for names, found in check_cuda.HALVES.items() if names.match(name))
         taken = check_cuda.constant(shared) + 1024
         assert taken > 1024 and not list(check_cuda.usage_problems(most, 0, taken, threads))

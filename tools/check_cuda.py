@@ -60,7 +60,7 @@ ALONE = {
     re.compile("_ZN6lowbit6decode8resident.*KindE1E"): Alone("kSharedWhole", 512, 128),
     re.compile("_ZN6lowbit9gemm_sm8015multiply_narrow"): Alone("kSharedLarge", 640, 96),
     re.compile("_ZN6lowbit9gemm_sm808multiply.*TileILi(32|48|64|96|128)E"): Alone("kSharedLarge", 256, 255),
-    re.compile(f"{_NARROW.format('(8|16)')}.*{_PLAIN}"): Alone("kSharedAlone", 576, 96),
+    re.compile(f"{_NARROW.format('(8|16)')}.*{_PLAIN}"): Alone("kSharedAlone", 544, 96),
     re.compile(f"{_NARROW.format(16)}.*FormILb1E"): Alone("kSharedAlone", 640, 96),
     re.compile(_NARROW.format("(8|16)")): Alone("kSharedAlone", 640, 88, newer=96),
     re.compile("_ZN6lowbit9gemm_sm908multiply.*TileILi(32|48|64|96|128)E"): Alone("kSharedAlone", 384, 168),
@@ -69,7 +69,7 @@ ALONE = {
 #: Kernels without launch bounds that leave room for a second block: their shared memory and threads, as of Alone;
 #: the first that matches.
 HALVES = {
-    re.compile(f"{_NARROW.format('(8|16)')}Li8E.*{_PLAIN}"): ("kSharedHalf", 320),
+    re.compile(f"{_NARROW.format('(8|16)')}Li8E.*{_PLAIN}"): ("kSharedHalf", 288),
     re.compile(f"{_NARROW.format('(8|16)')}Li8E"): ("kSharedHalf", 384),
     re.compile(f"{_NARROW.format('(32|64)')}Li8E"): ("kSharedHalf", 288),
 }

@@ -200,12 +200,13 @@ inline void end_phase(Barrier& found) {
   found.told[found.engine] = races.engine[found.engine];
   learn(found.known, found.told);
 }
+// Whether this thread knows that a barrier of its block was made.
+inline bool knows_barrier(uint32_t at) { return races.knows(current, races.of[rank()][at / 4].written); }
 // Whoever uses a barrier must know that it was made; in another block that it was published.
 inline std::vector<bool> sees_cluster;  // by thread
 inline void learn_barriers() { sees_cluster[current] = true; }
 inline void use_barrier(uint32_t at, int block = rank()) {
-  const bool known = block == rank() ? races.knows(current, races.of[block][at / 4].written)
-                                     : sees_cluster[current] && barrier(at, block).published;
+  const bool known = block == rank() ? knows_barrier(at) : sees_cluster[current] && barrier(at, block).published;
   if (!known) fail("a barrier that may be made later", at);
 }
 inline void arrive(uint32_t at, int block = rank()) {

@@ -11,8 +11,9 @@ inline void cluster_wait() {
   emulated::wait_for_cluster();
   emulated::learn_barriers();
 }
+// Those that this thread made, or knows of.
 inline void publish_to_cluster() {
-  for (auto& [at, made] : emulated::barriers[emulated::rank()]) made.published = true;
+  for (auto& [at, made] : emulated::barriers[emulated::rank()]) made.published |= emulated::knows_barrier(at);
 }
 inline void barrier_init(uint32_t barrier) {
   emulated::make_barrier(barrier, 1);
