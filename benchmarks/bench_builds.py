@@ -53,7 +53,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--shapes", type=report.shapes, default=[(8192, 8192)], help="N x K, comma-separated, or targets, or models")
     add("--ms", type=report.numbers, default=[1, 8, 16], help="rows of x (1,8,16)")
     add("--tiles", type=report.names, default=[None], help="kernels to force, where they hold the rows (the plan's)")
-    add("--act", choices=TOLERANCE, default="float16", help="type of x (float16)")
+    add("--act", choices=("float16", "bfloat16"), default="float16", help="type of x (float16)")
     add("--group", type=int, default=128, help="group size (128)")
     add("--places", type=int, default=3, help="places of each weight (3)")
     add("--rounds", type=int, default=4, help="times that each build runs (4)")
@@ -188,6 +188,9 @@ def main(argv: list[str]) -> int:
         with torch.inference_mode():
             print(json.dumps(run(args)))
         return 0
+    if not args.dry and not torch.cuda.is_available():
+        print("bench_builds.py: error: needs a CUDA device; --dry tries the options on the CPU", file=sys.stderr)
+        return 2
     record, builds = Record(__file__, argv), folders(args.builds)
     given = [text for text in argv if text not in (*args.builds, "--")]
     rows, failed = in_turns(builds, given, args.rounds, lambda: record.seconds > args.deadline)
