@@ -8,6 +8,7 @@ of the predictions, which is smooth where a choice is not, with the squares besi
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,15 @@ Model = Callable[
 SLOWER = 5.0  # a candidate that takes 1 + s of the fastest one's time counts exp(-SLOWER * s)
 SHARP = 40.0  # of the softmax: candidates 1 / SHARP apart differ by e
 SQUARES = 2.0  # what the mean square counts beside what is lost
+
+
+#: What counts more than once: shapes that the targets are for, and the smallest ones, of which few splits are good.
+TWELVE = (
+    "6144x4096 4096x14336 28672x4096 10240x8192 8192x28672 7168x8192 8192x3584 4608x3584 37888x3584 55296x5120 "
+    "5120x27648 3584x14336"
+)
+COUNTS = {tuple(map(int, shape.split("x"))): 3 for shape in TWELVE.split()}
+COUNTS |= {(4096, 4096): 6, (8192, 8192): 8, (57344, 8192): 5, (2048, 2048): 8, (2048, 6144): 4}
 
 
 class Measured:
@@ -53,20 +63,45 @@ class Measured:
         return (share / total[self.product] * self.slower * self.counts[self.product]).sum() / self.counts.sum()
 
     def fit(
-        self, model: Model, start: dict[str, object], steps: int = 800, sharp: float = SHARP
-    ) -> dict[str, torch.Tensor]:
-        """The constants, found by Adam from those of ``start`` (numbers, or nested lists of them)."""
-        logs = {name: torch.tensor(value, dtype=torch.float64).log().requires_grad_() for name, value in start.items()}
+        self, model: Model, start: dict[str, object], steps: int = 800, sharp: float = SHARP,
+        axes: dict[str, int] | None = None,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
+        """The constants, found by Adam from those of ``start`` (numbers, or nested lists of them). axes: which one of
+        some constants counts kinds of blocks; those of the last kind are found then, and all others stay."""
+        begin = {name: torch.as_tensor(value, dtype=torch.float64).log() for name, value in start.items()}
+        logs = {name: value.clone().requires_grad_() for name, value in begin.items()}
+
+        def own(name: str) -> torch.Tensor:
+            if axes is None:
+                return logs[name]
+            moves = torch.zeros_like(begin[name], dtype=torch.bool)
+            if name in axes:
+                moves.select(axes[name], -1).fill_(True)
+            return torch.where(moves, logs[name], begin[name])
         counts = (-SLOWER * self.slower).exp() * self.counts[self.product]
         for rate, chooses in ((0.03, False), (0.01, True)):
             optimizer = torch.optim.Adam(list(logs.values()), lr=rate)
             for _ in range(steps):
                 optimizer.zero_grad()
-                predicted = model({name: log.exp() for name, log in logs.items()})
+                predicted = model({name: own(name).exp() for name in logs})
                 square = (counts * (predicted.log() - self.us.log()) ** 2).sum() / counts.sum()
                 (SQUARES * square + self._softly_lost(predicted, sharp) if chooses else square).backward()
                 optimizer.step()
-        return {name: log.detach().exp() for name, log in logs.items()}
+        return {name: own(name).detach().exp() for name in logs}
+
+
+def beside(found: dict, others: dict) -> dict:
+    """Times of candidates by product, and those of others, each product's by what the candidates that both have took:
+    another device, or day, is a little slower or faster."""
+    merged = dict(found)
+    for product, times in others.items():
+        both = [way for way in times if way in found.get(product, ())]
+        if both:
+            drift = sum(math.log(found[product][way] / times[way]) for way in both) / len(both)
+            merged[product] = found[product] | {
+                way: us * math.exp(drift) for way, us in times.items() if way not in both
+            }
+    return merged
 
 
 def summary(lost: torch.Tensor) -> str:
@@ -78,12 +113,12 @@ def summary(lost: torch.Tensor) -> str:
 
 def constants(header: str, name: str) -> list:
     """Those of a C++ initializer."""
-    text = (ROOT / header).read_text()
-    body = re.search(rf"{name} = (\{{.*?\}});", text, re.DOTALL).group(1)
+    text = re.sub(r"//.*", "", (ROOT / header).read_text())
+    body = re.sub(r",\s*\}", "}", re.search(rf"{name} = (\{{.*?\}});", text, re.DOTALL).group(1))
     return json.loads(re.sub(r"(\d\.\d*(e-?\d+)?|\d+e-?\d+)f", r"\1", body).replace("{", "[").replace("}", "]"))
 
 
-def both_kinds(header: str, names: tuple[str, str]) -> list[torch.Tensor]:
-    """Each constant of blocks of half of a multiprocessor and of all of it."""
-    half, whole = (constants(header, name) for name in names)
-    return [torch.tensor(pair, dtype=torch.float64) for pair in zip(half, whole, strict=True)]
+def all_kinds(header: str, *names: str) -> list[torch.Tensor]:
+    """Each constant of several kinds of blocks, side by side."""
+    kinds = [constants(header, name) for name in names]
+    return [torch.tensor(each, dtype=torch.float64) for each in zip(*kinds, strict=True)]

@@ -2,16 +2,19 @@
 and n8 of family gemm_sm90 too.
 
     python benchmarks/fit_decode_costs.py benchmarks/results/nvidia-h200/sweep_splits_20261128_decode*.json \
-        --instead benchmarks/results/nvidia-h200/sweep_splits_20261128_passes*.json
+        --instead benchmarks/results/nvidia-h200/sweep_splits_20261128_passes*.json \
+        --beside benchmarks/results/nvidia-h200/sweep_splits_20261129_two_each.json
 
 Needs torch and a C++ compiler (what a split costs, and when its blocks ask for weights, is what spread.cuh says). Rows
 of the files: weight, N, K, rows of x, tokens of the tile, [split, us] each; or those of sweep_splits.py, with --rows
-and without. Of shapes that files behind --instead have, those before it do not count. Prints the new constants, found
+and without. Of shapes that files behind --instead have, those before it do not count; times of files behind --beside
+count by what the splits that others have too took there. Prints the new constants, found
 from those that spread.cuh has, and what the least cost takes more than the fastest, before and after.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections import defaultdict
@@ -20,26 +23,18 @@ from pathlib import Path
 import cost_fit
 import torch
 from fit_split_costs import text_of
-from kind_sweeps import split_off
 from tile_model import BLOCKS, PAIRS, native
 
 SM90 = 2  # the family
 TOKENS = (1, 2, 4)
 WHOLE = 16  # warps of a block
-#: What counts more than once: shapes that the targets are for, and the smallest ones, of which few splits are good.
-TWELVE = (
-    "6144x4096 4096x14336 28672x4096 10240x8192 8192x28672 7168x8192 8192x3584 4608x3584 37888x3584 55296x5120 "
-    "5120x27648 3584x14336"
-)
-COUNTS = {tuple(map(int, shape.split("x"))): 3 for shape in TWELVE.split()}
-COUNTS |= {(4096, 4096): 6, (8192, 8192): 8, (57344, 8192): 5, (2048, 2048): 8, (2048, 6144): 4}
 #: Of the softmax, as in cost_fit.py: by 40, 80 and 200 the least cost loses 1.06, 0.92 and 0.77%.
-SHARP = 200.0
+SHARP = 400.0
 HEADER = "csrc/templates/decode/spread.cuh"
 NAMES = ("start", "product", "memory", "idle", "groups", "both", "x", "row", "sums", "pass", "cluster", "fades")
 
 Product = tuple[int, int, int, int]  # bits, n, k, rows of x
-Split = tuple[int, ...]  # row_tiles, parts, blocks, early, warps, next_after
+Split = tuple[int, ...]  # row_tiles, parts, blocks, early, warps, next_after, two_each
 Times = dict[tuple[int, Split | None], float]  # tile and split -> us
 
 
@@ -55,19 +50,23 @@ def rows_of(file: str) -> list[tuple[str, int, int, int, int, list]]:
     return found
 
 
-def products_of(files: list[str], instead: list[str] = ()) -> dict[Product, Times]:
+def products_of(files: list[str], instead: list[str] = (), beside: list[str] = ()) -> dict[Product, Times]:
     """What each split took by the stages and eighths that ``when`` gives it, or near; of n8 what its own took."""
-    found: dict[Product, Times] = defaultdict(dict)
-    timed: dict[tuple[Product, int, Split], dict[tuple[int, int], float]] = defaultdict(dict)
     newer = [row for file in instead for row in rows_of(file)]
     again = {row[1:3] for row in newer}
     older = [row for file in files for row in rows_of(file) if row[1:3] not in again]
-    for dtype, n, k, m, tile, times in older + newer:
+    return cost_fit.beside(times_of(older + newer), times_of([row for file in beside for row in rows_of(file)]))
+
+
+def times_of(rows: list[tuple]) -> dict[Product, Times]:
+    found: dict[Product, Times] = defaultdict(dict)
+    timed: dict[tuple[Product, int, Split], dict[tuple[int, int], float]] = defaultdict(dict)
+    for dtype, n, k, m, tile, times in rows:
         product = int(dtype[3:]), n, k, m
         for split, us in times:
             if split and tile in TOKENS:
-                (row_tiles, parts, blocks, early, warps, after) = split
-                ways = timed[product, tile, (row_tiles, parts, blocks, 1, warps, 0)]
+                row_tiles, parts, blocks, early, warps, after, *two_each = split
+                ways = timed[product, tile, (row_tiles, parts, blocks, 1, warps, 0, any(two_each))]
                 ways[early, after] = (ways.get((early, after), us) * us) ** 0.5
             elif not split and tile == 8:
                 found[product][tile, None] = us
@@ -91,7 +90,7 @@ class Candidates:
         self.each = [(product, tile, split) for product, times in products.items() for tile, split in times]
         numbers = {product: i for i, product in enumerate(products)}
         us = [products[product][tile, split] for product, tile, split in self.each]
-        counts = [COUNTS.get(product[1:3], 1) for product in products]
+        counts = [cost_fit.COUNTS.get(product[1:3], 1) for product in products]
         self.measured = cost_fit.Measured([numbers[one[0]] for one in self.each], us, counts)
         columns = []
         for (bits, n, k, m), tile, split in self.each:
@@ -101,7 +100,8 @@ class Candidates:
             us, *work = native.decode_work(bits, tile, m, n, k, split)
             megabytes = -(-n // 16) * -(-k // 128) * (256 * bits + 32) / 1e6
             shift = split[2].bit_length() - 1
-            columns.append((0, split[4] == WHOLE, TOKENS.index(tile), bits - 1, shift, us, m, tile, megabytes, *work))
+            kind = 2 if split[6] else split[4] == WHOLE
+            columns.append((0, kind, TOKENS.index(tile), bits - 1, shift, us, m, tile, megabytes, *work))
         table = torch.tensor(columns, dtype=torch.float64).T
         self.is_n8, self.kind, self.own, self.bits, self.shift = (column.long() for column in table[:5])
         self.now, self.m, self.tile, self.megabytes = table[5:9]
@@ -121,15 +121,21 @@ class Candidates:
         return torch.where(self.is_n8 == 1, self.now, us)
 
 
-def main(files: list[str]) -> int:
-    products = products_of(*split_off(files))
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="+", help="records of sweeps")
+    for name in ("--instead", "--beside"):
+        parser.add_argument(name, nargs="*", default=[], help="others, see above")
+    parser.add_argument("--two", action="store_true", help="kCostsTwo alone; the others stay")
+    args = parser.parse_args(argv)
+    products = products_of(args.files, args.instead, args.beside)
     candidates = Candidates(products)
-    begin = dict(zip(NAMES, cost_fit.both_kinds(HEADER, ("kCostsHalf", "kCostsWhole")), strict=True))
+    begin = dict(zip(NAMES, cost_fit.all_kinds(HEADER, "kCostsHalf", "kCostsWhole", "kCostsTwo"), strict=True))
     begin["memory"] = begin["memory"] / 1e6
     found = candidates.measured.fit(
-        candidates.model, {name: value.tolist() for name, value in begin.items()}, 1200, SHARP
+        candidates.model, begin, 1200, SHARP, dict.fromkeys(begin, 0) if args.two else None
     )
-    for kind, name in enumerate(("half", "whole")):
+    for kind, name in enumerate(("half", "whole", "two")):
         for what, value in found.items():
             print(name, what, text_of(value[kind]))
     fitted = candidates.model(found)

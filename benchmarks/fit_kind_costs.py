@@ -2,24 +2,26 @@
 csrc/cuda/split.h (n8, n16) and csrc/templates/decode/spread.cuh, beside which the costs of integers stay.
 
     python benchmarks/fit_kind_costs.py narrow benchmarks/results/nvidia-h200/sweep_splits_20261128_kinds*.json \
-        --instead benchmarks/results/nvidia-h200/sweep_splits_20261128_large_kinds.json
+        --instead benchmarks/results/nvidia-h200/sweep_splits_20261128_large_kinds.json \
+        --beside benchmarks/results/nvidia-h200/sweep_splits_20261129_two_each_of_kinds.json
     python benchmarks/fit_kind_costs.py decode ... (the same files)
     python benchmarks/fit_kind_costs.py plan ... (what the tiles and splits that are chosen take more than the fastest)
 
 The files are those of ``sweep_splits.py --rows``; of shapes that those behind --instead have, products of up to 4 rows
-of the others do not count. Needs torch and a C++ compiler. Prints the new numbers, and what the
-split with the least cost takes more than the fastest one, before and after; decode's beside n8 as its costs are.
+of the others do not count; times of those behind --beside count by what the splits that others have too took there.
+Needs torch and a C++ compiler. Prints the new numbers, and what the split with the least cost takes more than the
+fastest one, before and after; decode's beside n8 as its costs are.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 import cost_fit
 import torch
-from fit_decode_costs import COUNTS
 from fit_split_costs import text_of
-from kind_sweeps import SM90, WHOLE, Product, Times, Weight, chosen_way, lost_by_plan, products_of, split_off
+from kind_sweeps import SM90, WHOLE, Product, Split, Times, Weight, chosen_way, lost_by_plan, products_of
 from tile_model import BLOCKS, PAIRS, native
 
 TOKENS = (1, 2, 4)
@@ -36,12 +38,17 @@ def tell_plan(products: dict[Product, Times]) -> None:
         print(f"  {lost[product]:.1%}", *product, chosen_way(product, {tile for tile, _ in products[product]}))
 
 
+def kind_of(split: Split) -> int:
+    """Of blocks: of half of a multiprocessor, of all of it, two of half of it on each."""
+    return 2 if split[6] else int(split[4] == WHOLE)
+
+
 def table_of(columns: list[tuple]) -> torch.Tensor:
     return torch.tensor(columns, dtype=torch.float64).T
 
 
-def fit_narrow(products: dict[Product, Times]) -> None:
-    costs = cost_fit.both_kinds("csrc/cuda/split.h", ("kHalfCosts", "kWholeCosts"))
+def fit_narrow(products: dict[Product, Times], two: bool) -> None:
+    costs = cost_fit.all_kinds("csrc/cuda/split.h", "kHalfCosts", "kWholeCosts", "kTwoCosts")
     start, waits, x_cost, step, both, sums, pair, turn, parts_cost = costs
     each, columns = [], []
     for product, times in products.items():
@@ -56,9 +63,9 @@ def fit_narrow(products: dict[Product, Times]) -> None:
             )
             doubled = (split[1] * split[2]).bit_length() - 1
             megabytes = tiles * steps * native.step_bytes(weight.bits, of) / 1e6
-            kind, own = split[4] == WHOLE, tile > 8
-            fixed = start[int(kind), int(own)] + sums[int(kind)] * doubled * split[0] * (tile // 8)
-            fixed += turn[int(kind)] * turns + parts_cost[int(kind)] * in_parts
+            kind, own = kind_of(split), tile > 8
+            fixed = start[kind, int(own)] + sums[kind] * doubled * split[0] * (tile // 8)
+            fixed += turn[kind] * turns + parts_cost[kind] * in_parts
             now = native.split_us(tiles, steps, tile, weight.bits, split, [BLOCKS, PAIRS], of)
             each.append((product, way, split))
             columns.append((kind, own, row + 1, of[-1], weight.bits, weight.is_float, split[2] > 1,
@@ -76,16 +83,24 @@ def fit_narrow(products: dict[Product, Times]) -> None:
         most, least = torch.maximum(products, memory), torch.minimum(products, memory)
         return fixed + x + most + both[kind] * least / most + paired * pair[kind] / (1 + most)
 
-    begin = {"kinds": [[[1.0] * 2] * 2] * 8, "shorter": [1.1] * 2, "float": [[1.0] * 2] * 6, "any zeros' x": [1.0] * 2}
-    found = report(products, each, now, model, begin, 600)
+    begin = {"kinds": [[[1.0] * 2] * 3] * 8, "shorter": [1.1] * 2, "float": [[1.0] * 3] * 6, "any zeros' x": [1.0] * 2}
+    axes = {"kinds": 1, "float": 1}
+    if two:
+        header = "csrc/cuda/split.h"
+        begin["kinds"] = [begin["kinds"][0], *cost_fit.constants(header, r"kNarrowKinds\[7\]\[3\]\[2\]")]
+        begin["kinds"] = (torch.tensor(begin["kinds"], dtype=torch.float64) / UNIT + 0.8).clamp(min=1e-6)
+        begin["shorter"] = cost_fit.constants(header, r"kShorterWork\[2\]")
+        begin["float"] = cost_fit.constants(header, r"kFloatWork\[6\]\[3\]")
+        begin["any zeros' x"] = cost_fit.constants(header, r"kAnyZerosX\[2\]")
+    found = report(products, each, now, model, begin, 600, axes if two else None)
     for name, value in zip(NARROW_KINDS[1:], UNIT * (found["kinds"][1:] - 0.8), strict=True):
         print(text_of(value), name)
     for name in ("shorter", "float", "any zeros' x"):
         print(name, text_of(found[name]))
 
 
-def fit_decode(products: dict[Product, Times]) -> None:
-    costs = cost_fit.both_kinds("csrc/templates/decode/spread.cuh", ("kCostsHalf", "kCostsWhole"))
+def fit_decode(products: dict[Product, Times], two: bool) -> None:
+    costs = cost_fit.all_kinds("csrc/templates/decode/spread.cuh", "kCostsHalf", "kCostsWhole", "kCostsTwo")
     start, product_cost, memory_cost, idle, groups, both, x_cost, row_cost, sums, again, cluster, fades = costs
     each, columns = [], []
     for product, times in products.items():
@@ -107,7 +122,7 @@ def fit_decode(products: dict[Product, Times]) -> None:
             us, *work = found
             each.append((product, tile, split))
             megabytes = -(-n // 16) * -(-k // 128) * (256 * weight.bits + 32) / 1e6
-            columns.append((split[4] == WHOLE, TOKENS.index(tile), row, weight.bits - 1,
+            columns.append((kind_of(split), TOKENS.index(tile), row, weight.bits - 1,
                             split[2].bit_length() - 1, m, tile, megabytes, us, *work))  # fmt: skip
     table = table_of(columns)
     kind, own, row, bits, shift = (column.long() for column in table[:5])
@@ -122,27 +137,43 @@ def fit_decode(products: dict[Product, Times]) -> None:
         us = start[kind, own] + c["start"][row] - 1 + most + both[kind] * least * least / most + x + ends
         return torch.where(tile == 8, now, us)
 
-    begin = {"product": [[[1.0] * 3] * 2] * 8, "x": [1.0] * 8, "start": [1.0] * 8}
-    found = report(products, each, now, model, begin, 800)
+    begin = {"product": [[[1.0] * 3] * 3] * 8, "x": [1.0] * 8, "start": [1.0] * 8}
+    if two:
+        rows = cost_fit.constants("csrc/templates/decode/spread.cuh", r"kKindCosts\[\]")
+        begin["product"] = torch.tensor([row[0] for row in rows], dtype=torch.float64) / UNIT + 1
+        begin["x"], begin["start"] = [row[1] for row in rows], [row[2] + 1 for row in rows]
+    found = report(products, each, now, model, begin, 800, {"product": 1} if two else None)
     for i, name in enumerate(DECODE_KINDS):
         print(text_of(UNIT * (found["product"][i] - 1)), text_of(found["x"][i]), text_of(found["start"][i] - 1), name)
 
 
-def report(products: dict, each: list, now: torch.Tensor, model, begin: dict, steps: int) -> dict[str, torch.Tensor]:
+def report(
+    products: dict, each: list, now: torch.Tensor, model, begin: dict, steps: int, axes: dict | None
+) -> dict[str, torch.Tensor]:
     """Fits, products of some shapes as if there were several of them; says how well both choose."""
     numbers = {product: i for i, product in enumerate(dict.fromkeys(one[0] for one in each))}
     us = [products[product][tile, split] for product, tile, split in each]
-    counts = [COUNTS.get(product[1:3], 1) for product in numbers]
+    counts = [cost_fit.COUNTS.get(product[1:3], 1) for product in numbers]
     measured = cost_fit.Measured([numbers[one[0]] for one in each], us, counts)
-    found = measured.fit(model, begin, steps, 200.0)
+    found = measured.fit(model, begin, steps, 200.0, axes)
     for name, predicted in (("headers", now), ("fitted", model(found))):
         print(f"{name}: {cost_fit.summary(measured.lost(predicted))}")
     return found
 
 
 def main(argv: list[str]) -> int:
-    which, *files = argv
-    {"narrow": fit_narrow, "decode": fit_decode, "plan": tell_plan}[which](products_of(*split_off(files)))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("which", choices=("narrow", "decode", "plan"))
+    parser.add_argument("files", nargs="+", help="records of sweeps")
+    parser.add_argument("--two", action="store_true", help="of two blocks on each multiprocessor; the others stay")
+    for name in ("--instead", "--beside"):
+        parser.add_argument(name, nargs="*", default=[], help="others, see above")
+    args = parser.parse_args(argv)
+    products = products_of(args.files, args.instead, args.beside)
+    if args.which == "plan":
+        tell_plan(products)
+    else:
+        {"narrow": fit_narrow, "decode": fit_decode}[args.which](products, args.two)
     return 0
 
 

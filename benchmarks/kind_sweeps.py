@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
+import cost_fit
 from tile_model import BLOCKS, PAIRS, native
 
 from lowbit.dtypes import weight_type
@@ -58,8 +59,9 @@ Product = tuple[str, int, int, int]  # weight, n, k, rows of x
 Times = dict[tuple[int, Split], float]  # tile and split -> us
 
 
-def products_of(files: list[str], instead: list[str] = ()) -> dict[Product, Times]:
-    """Of shapes that files of ``instead`` have, products of up to 4 rows of the others do not count."""
+def products_of(files: list[str], instead: list[str] = (), beside: list[str] = ()) -> dict[Product, Times]:
+    """Of shapes that files of ``instead`` have, products of up to 4 rows of the others do not count; those of
+    ``beside`` by what the splits that others have too took there."""
 
     def rows_of(files: list[str]) -> list[list]:
         return [row for file in files for row in json.loads(Path(file).read_text())["rows"]]
@@ -67,19 +69,17 @@ def products_of(files: list[str], instead: list[str] = ()) -> dict[Product, Time
     newer = rows_of(instead)
     again = {tuple(row[1:3]) for row in newer}
     older = [row for row in rows_of(files) if row[3] > 4 or tuple(row[1:3]) not in again]
+    return cost_fit.beside(times_of(older + newer), times_of(rows_of(beside)))
+
+
+def times_of(rows: list[list]) -> dict[Product, Times]:
     found: dict[Product, Times] = defaultdict(dict)
-    for name, n, k, m, tile, split, us in older + newer:
+    for name, n, k, m, tile, split, us in rows:
         if split:
-            row_tiles, parts, blocks, _, warps, _ = split
-            way = tile, (row_tiles, parts, blocks, 1, warps, 0)
+            row_tiles, parts, blocks, _, warps, _, *two_each = split
+            way = tile, (row_tiles, parts, blocks, 1, warps, 0, any(two_each))
             found[name, n, k, m][way] = min(us, found[name, n, k, m].get(way, us))
     return found
-
-
-def split_off(files: list[str]) -> tuple[list[str], list[str]]:
-    """Those before and behind ``--instead``."""
-    end = files.index("--instead") if "--instead" in files else len(files)
-    return files[:end], files[end + 1 :]
 
 
 def chosen_way(product: Product, tiles: set[int]) -> tuple[int, Split]:
@@ -97,8 +97,8 @@ def chosen_way(product: Product, tiles: set[int]) -> tuple[int, Split]:
             split = native.split_of(*sizes, [BLOCKS, PAIRS], fits, weight.narrow[0])
             if split[0]:
                 break
-    row_tiles, parts, blocks, _, warps, _ = split
-    return tile, (row_tiles, parts, blocks, 1, warps, 0)
+    row_tiles, parts, blocks, _, warps, _, two_each = split
+    return tile, (row_tiles, parts, blocks, 1, warps, 0, bool(two_each))
 
 
 def lost_by_plan(products: dict[Product, Times]) -> dict[Product, float]:

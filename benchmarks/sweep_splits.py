@@ -37,18 +37,18 @@ from lowbit.commands.selftest import TOLERANCE  # noqa: E402
 from lowbit.dtypes import weight_type  # noqa: E402
 
 TILES = (1, 2, 4, 8, 16)
-Split = tuple[int, int, int, int, int, int]  # row_tiles, parts, blocks, early, warps, next_after
+Split = tuple[int, ...]  # row_tiles, parts, blocks, early, warps, next_after, and whether two blocks each
 
 
 def splits_of_few_rows(row_tiles: int, blocks: int, pairs: int) -> list[Split]:
     """For n8 and n16: parts for a second kernel, whole tasks in two or three rounds, then tasks that fill a device of
     so many blocks and pairs of them, in blocks of 16 warps and of 8, with all warps that there are and with half of
     those that share K."""
-    found = [(16, 1, 1, early, 16, 0) for early in (1, 2, 3)]
+    found = [(16, 1, 1, early, 16, 0, False) for early in (1, 2, 3)]
     for rounds in (2, 3):
         rows = -(-row_tiles // (rounds * blocks))
         if rows <= 16:
-            found += [(rows, 1, 1, early, 16, 0) for early in (1, 2, 3)]
+            found += [(rows, 1, 1, early, 16, 0, False) for early in (1, 2, 3)]
     for warps in (16, 8):
         ways = [(early, 0) for early in (1, 2, 3)] if warps == 16 else list(itertools.product((1, 2, 3), (1, 4, 6, 8)))
         for together, most in ((2, pairs), (1, blocks)):
@@ -59,22 +59,24 @@ def splits_of_few_rows(row_tiles: int, blocks: int, pairs: int) -> list[Split]:
                     continue
                 parts = warps // rows
                 chosen = ways if rows == least else [(2, 0 if warps == 16 else 6)]
-                found += [(rows, parts, together, early, warps, after) for early, after in chosen]
+                found += [(rows, parts, together, early, warps, after, False) for early, after in chosen]
                 if parts > 2 and rows == least:
-                    found.append((rows, parts // 2, together, 2, warps, 0 if warps == 16 else 6))
+                    found.append((rows, parts // 2, together, 2, warps, 0 if warps == 16 else 6, False))
     return list(dict.fromkeys(found))
 
 
 def splits_of_decode() -> list[Split]:
-    """Row groups by warps of each, in half of a multiprocessor and in all of it, one to eight blocks."""
+    """Row groups by warps of each, in one half of a multiprocessor, in both, and in all of it, one to eight blocks."""
     few = {8: [(1, 0), (2, 0), (4, 0), (2, 5), (2, 7)], 16: [(1, 0), (2, 0)]}
-    return [
-        (warps // parts, parts, blocks, early, warps, after)
+    found = [
+        (warps // parts, parts, blocks, early, warps, after, False)
         for warps in (8, 16)
         for parts in (warps, warps // 2, warps // 4, warps // 8)
         for blocks in (1, 2, 4, 8)
         for early, after in ([(2, 8)] if warps == 8 and blocks > 2 else few[warps])
     ]
+    both = itertools.product((8, 4, 2), (1, 2, 4), (8, 3, 2))
+    return found + [(8 // parts, parts, blocks, early, 8, 0, True) for parts, blocks, early in both]
 
 
 def once(splits: list[Split], tile: int, bits: int, n: int, k: int) -> list[Split]:
@@ -83,8 +85,10 @@ def once(splits: list[Split], tile: int, bits: int, n: int, k: int) -> list[Spli
     whether a warp's ring holds all of its stages. Why not by these themselves: that takes a compiler."""
     nbytes = -(-n // 16) * -(-k // 128) * (256 * bits + 32) / 132  # of a multiprocessor
     found = []
-    for row_tiles, parts, blocks, _, warps, _ in splits:
-        if tile >= 8:
+    for row_tiles, parts, blocks, _, warps, _, two_each in splits:
+        if two_each:
+            early, after = 8, 0
+        elif tile >= 8:
             early = 1 if bits <= 2 else 2 if bits <= 4 else 3
             half = (2 if nbytes <= 66e3 else 3, 3 if nbytes <= 66e3 else 5 if nbytes <= 120e3 else 6)
             half = (3, 7) if nbytes > 265e3 else half
@@ -100,7 +104,7 @@ def once(splits: list[Split], tile: int, bits: int, n: int, k: int) -> list[Spli
         else:
             early = 1 if bits == 6 and nbytes > 97e3 else 2
             after = 0 if nbytes <= 90e3 else 5 if nbytes <= 145e3 else 7
-        found.append((row_tiles, parts, blocks, early, warps, after))
+        found.append((row_tiles, parts, blocks, early, warps, after, two_each))
     return list(dict.fromkeys(found))
 
 

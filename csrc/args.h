@@ -66,10 +66,11 @@ using MatmulFn = void (*)(const MatmulArgs&);
 // that a block asks for before the kernel before has ended. Of family decode (templates/decode/spread.cuh): row groups
 // of a block, warps of each that share K, blocks of a cluster, stages that a warp asks for so early.
 // warps: of a block, that multiply; 8 where it takes half of a multiprocessor, 16 where all of it. next_after: eighths
-// of its stages that are asked for when the next kernel may begin, where a block has room beside. Of tiles of more than
-// 16 tokens blocks counts, whose sums meet; warps; and parts, 2 where warpgroups share K.
+// of its stages that are asked for when the next kernel may begin, where a block has room beside. two_each: whether
+// there are two blocks of half of a multiprocessor for each, not one. Of tiles of more than 16 tokens blocks counts,
+// whose sums meet; warps; and parts, 2 where warpgroups share K.
 struct Split {
-  int row_tiles, parts, blocks, early, warps, next_after;
+  int row_tiles, parts, blocks, early, warps, next_after, two_each;
 };
 
 // What the time of a product depends on of a weight, beside its bits. whole_zeros: they are part of the number that

@@ -15,7 +15,7 @@ _lock = threading.RLock()
 _library: ctypes.CDLL | None = None
 _cuda: ctypes.CDLL | str = "lowbit's libraries are not loaded yet"  # the CUDA library, or why there is none
 _forced: bytes | None = None  # the CUDA kernel that force_cuda_kernel or LOWBIT_FORCE_KERNEL chose
-_split = (0, 0, 0, 0, 0, 0)  # what force_cuda_split chose; zeros: nothing
+_split = (0, 0, 0, 0, 0, 0, False)  # what force_cuda_split chose; zeros: nothing
 
 _OK, _UNKNOWN, _UNUSABLE = range(3)  # what lowbit_set_isa returns
 
@@ -103,23 +103,30 @@ def force_cuda_kernel(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def force_cuda_split(
-    row_tiles: int, parts: int, blocks: int, early: int = 1, warps: int = 16, next_after: int = 0
+    row_tiles: int,
+    parts: int,
+    blocks: int,
+    early: int = 1,
+    warps: int = 16,
+    next_after: int = 0,
+    two_each: bool = False,
 ) -> Iterator[None]:
     """Inside a ``with`` block, kernels for few rows of x share a product in this way (``struct Split`` of csrc/args.h):
-    for tests and benchmarks. It changes the whole process. A kernel that can't do so refuses the product, which raises
-    RuntimeError where it is the one of :func:`force_cuda_kernel`; else another one is taken.
+    for tests and benchmarks; ``two_each``: with two blocks of half of a multiprocessor on each. It changes the whole
+    process. A kernel that can't do so refuses the product, which raises RuntimeError where it is the one of
+    :func:`force_cuda_kernel`; else another one is taken.
 
     Raises SchemeError where there is no CUDA library, or a number is not in 1 to 255 (next_after: 0 to 8).
     """
     global _split
-    library, before, split = cuda(), _split, (row_tiles, parts, blocks, early, warps, next_after)
+    library, before, split = cuda(), _split, (row_tiles, parts, blocks, early, warps, next_after, two_each)
     if isinstance(library, str):
         raise SchemeError(library)
-    if not (all(1 <= number <= 255 for number in split[:-1]) and 0 <= next_after <= 8):
+    if not (all(1 <= number <= 255 for number in split[:5]) and 0 <= next_after <= 8):
         raise SchemeError(
             f"row_tiles, parts, blocks, early and warps must be in 1 to 255, next_after in 0 to 8, got {split}"
         )
-    numbers = ctypes.c_int * 6
+    numbers = ctypes.c_int * 7
     library.lowbit_cuda_force_split(numbers(*split))
     _split = split
     try:

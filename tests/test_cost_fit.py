@@ -56,11 +56,12 @@ def test_predictions_of_tiles_are_those_of_the_header(product, kind):
 
 def test_the_model_of_splits_is_that_of_the_header():
     """By the header's own constants, read by what each of them adds to a prediction of the header."""
-    splits = [(8192, 8192, 8, 4, (4, 2, 1, 8)), (37888, 3584, 16, 6, (9, 1, 1, 16)), (6144, 4096, 16, 1, (6, 2, 2, 16)),
-              (28672, 4096, 8, 8, (16, 1, 1, 16)), (2048, 2048, 16, 3, (2, 4, 2, 8))]  # fmt: skip
+    splits = [(8192, 8192, 8, 4, (4, 2, 1, 8, 0)), (37888, 3584, 16, 6, (9, 1, 1, 16, 0)),
+              (6144, 4096, 16, 1, (6, 2, 2, 16, 0)), (28672, 4096, 8, 8, (16, 1, 1, 16, 0)),
+              (2048, 2048, 16, 3, (2, 4, 2, 8, 0)), (8192, 8192, 16, 5, (4, 2, 2, 8, 1))]  # fmt: skip
     text = (tile_model.ROOT / "csrc/cuda/split.h").read_text()
     constants = {name: [] for name in fit_split_costs.START}
-    for kind in ("kHalfCosts", "kWholeCosts"):
+    for kind in ("kHalfCosts", "kWholeCosts", "kTwoCosts"):
         literal = (
             text.split(f"SplitCosts {kind} = ")[1].split(";")[0].replace("f", "").replace("{", "[").replace("}", "]")
         )
@@ -70,7 +71,13 @@ def test_the_model_of_splits_is_that_of_the_header():
     found = fit_split_costs.model_of([((n, k, tokens, bits), split) for n, k, tokens, bits, split in splits])(constants)
     for us, (n, k, tokens, bits, split) in zip(found.tolist(), splits, strict=True):
         by_header = tile_model.native.split_us(
-            -(-n // 16), -(-k // 128), tokens, bits, [*split[:3], 1, split[3], 0], [132, 66], fit_split_costs.PLAIN
+            -(-n // 16),
+            -(-k // 128),
+            tokens,
+            bits,
+            [*split[:3], 1, split[3], 0, split[4]],
+            [132, 66],
+            fit_split_costs.PLAIN,
         )
         assert us == pytest.approx(by_header, rel=1e-4), split
 
@@ -91,8 +98,14 @@ def test_files_become_products_with_the_least_of_their_times(tmp_path):
     rows = [["int4", 64, 128, 8, None, 1.0], ["int4", 64, 128, 8, [2, 4, 1, 2, 8, 4], 3.0],
             ["int4", 64, 128, 8, [2, 4, 1, 3, 8, 6], 2.0], ["int4", 64, 128, 8, [16, 1, 1, 2, 16, 0], 4.0]]  # fmt: skip
     (tmp_path / "splits").write_text(json.dumps({"rows": rows}))
-    times = {(2, 4, 1, 8): 2.0, (16, 1, 1, 16): 4.0}
-    assert fit_split_costs.products_of(str(tmp_path / "splits")) == {(64, 128, 8, 4): times}
+    times = {(2, 4, 1, 8, False): 2.0, (16, 1, 1, 16, False): 4.0}
+    assert fit_split_costs.products_of([str(tmp_path / "splits")], []) == {(64, 128, 8, 4): times}
+    # Half as fast a day: what others took there counts by what the split that both have took.
+    rows = [["int4", 64, 128, 8, [16, 1, 1, 2, 16, 0, False], 8.0], ["int4", 64, 128, 8, [2, 4, 1, 3, 8, 0, True], 2.0],
+            ["int2", 64, 128, 8, [2, 4, 1, 3, 8, 0, True], 2.0]]  # fmt: skip
+    (tmp_path / "beside").write_text(json.dumps({"rows": rows}))
+    found = fit_split_costs.products_of([str(tmp_path / "splits")], [str(tmp_path / "beside")])
+    assert found == {(64, 128, 8, 4): times | {(2, 4, 1, 8, True): pytest.approx(1.0)}}
 
 
 def test_fitted_constants_choose_the_faster_candidate_of_a_device_that_is_not_like_the_model():

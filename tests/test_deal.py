@@ -99,16 +99,18 @@ def test_tasks_that_are_never_cut_are_whole_or_halves(native, tasks, stages, mos
 def test_a_split_is_one_that_kernels_can_do(native, tiles, steps, tokens, bits, warps, blocks, fits, kind):
     """Sums meet once, in rooms for all warps, half of the row tiles in each block."""
     split = native.split_of(tiles, steps, tokens, bits, warps, (blocks, blocks // 2), 2 * fits, kind)
-    rows, parts, together, early, own_warps, next_after = split
+    rows, parts, together, early, own_warps, next_after, two_each = split
     if rows == 0:
         return  # the plan has another kernel for it
-    assert own_warps == warps and 0 <= next_after <= 8 and (warps == 16 or parts * together > 1)
+    assert own_warps == warps and 0 <= next_after <= 8 and (two_each or warps == 16 or parts * together > 1)
+    assert not two_each or (warps == 8 and next_after == 0)
     assert rows * parts <= warps and rows >= 1 and together in (1, 2) and early >= 1
     assert parts == 1 or fits >> (parts - 1) & 1
     if together == 2:
         assert rows % 2 == 0
-    if parts * together > 1:
-        assert -(-tiles // rows) * together <= blocks // 2 * 2 if together == 2 else -(-tiles // rows) <= blocks
+    if parts * together > 1 or two_each:
+        most = (blocks // 2 * 2 if together == 2 else blocks) << two_each
+        assert -(-tiles // rows) * together <= most
 
 
 @given(tasks=st.integers(1, 400), stages=st.integers(1, 70), clusters=st.integers(0, 70), meet=st.integers(2, 4))

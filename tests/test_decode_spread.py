@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "nvidia-h200"
 SWEEPS = sorted(RESULTS.glob("sweep_splits_20261128_decode*.json"))
 PASSES = sorted(RESULTS.glob("sweep_splits_20261128_passes*.json"))
+TWO_EACH = RESULTS / "sweep_splits_20261129_two_each.json"
 WHEN = RESULTS / "sweep_splits_20261128_decode_when.json"
 DECODE, SM90, TILES = 0, 2, (1, 2, 4)
 
@@ -39,14 +40,14 @@ def test_three_rows_are_shared_as_four_are(native):
 @pytest.mark.parametrize(("bits", "n", "k", "split"), [(1, 57344, 8192, (2, 8, 1)), (4, 28672, 4096, (1, 16, 1))])
 def test_sums_of_all_tiles_meet_at_once_where_there_is_room(native, bits, n, k, split):
     """Two passes take half a microsecond more."""
-    *_, passes, most_tiles = native.decode_work(bits, 1, 1, n, k, (*split, 1, 16, 0))  # beyond the first
+    *_, passes, most_tiles = native.decode_work(bits, 1, 1, n, k, (*split, 1, 16, 0, 0))  # beyond the first
     assert (passes, most_tiles) == (0, 14)
-    assert native.decode_work(bits, 4, 4, 20 * n, k, (4, 4, 2, 1, 16, 0))[5] > 1, "that many do not fit"
+    assert native.decode_work(bits, 4, 4, 20 * n, k, (4, 4, 2, 1, 16, 0, 0))[5] > 1, "that many do not fit"
 
 
 def test_a_tile_and_split_that_are_chosen_are_close_to_the_fastest_that_were_measured(native):
     fit_decode_costs = pytest.importorskip("fit_decode_costs")
-    products = fit_decode_costs.products_of(SWEEPS, PASSES)
+    products = fit_decode_costs.products_of(SWEEPS, PASSES, [TWO_EACH])
 
     def us(family, tile, product):
         bits, n, k, m = product
@@ -59,12 +60,12 @@ def test_a_tile_and_split_that_are_chosen_are_close_to_the_fastest_that_were_mea
         if us(SM90, 8, product) < us(DECODE, tile, product):
             chosen = 8, None
         else:
-            row_tiles, parts, blocks, _, warps, _ = native.decode_split(bits, tile, m, n, k)[0]
-            chosen = tile, (row_tiles, parts, blocks, 1, warps, 0)
+            row_tiles, parts, blocks, _, warps, _, two_each = native.decode_split(bits, tile, m, n, k)[0]
+            chosen = tile, (row_tiles, parts, blocks, 1, warps, 0, bool(two_each))
         if chosen in times:
             lost[product] = times[chosen] / min(times.values()) - 1
     assert len(lost) > 650
-    assert sum(lost.values()) / len(lost) < 0.0093, sorted(lost.items(), key=lambda item: -item[1])[:5]
+    assert sum(lost.values()) / len(lost) < 0.0105, sorted(lost.items(), key=lambda item: -item[1])[:5]
     assert max(lost.values()) < 0.12, max(lost, key=lost.get)
 
 
@@ -72,10 +73,10 @@ def test_weights_are_asked_for_as_early_as_was_measured_to_be_fastest(native):
     """Of splits that are chosen, by pairs of early stages and eighths."""
     lost = {}
     for dtype, n, k, m, tile, times in json.loads(WHEN.read_text())["rows"]:
-        *ways, early, warps, after = native.decode_split(int(dtype[3:]), tile, m, n, k)[0]
+        *ways, early, warps, after, two_each = native.decode_split(int(dtype[3:]), tile, m, n, k)[0]
         timed = {(split[3], split[5]): us for split, us in times if split and split[:3] == ways and split[4] == warps}
-        if warps == 8 and len(timed) >= 7 and (early, after) in timed:
+        if warps == 8 and not two_each and len(timed) >= 7 and (early, after) in timed:
             lost[dtype, n, k, m] = timed[early, after] / min(timed.values()) - 1
-    assert len(lost) > 100
+    assert len(lost) > 90
     assert sum(lost.values()) / len(lost) < 0.009, sorted(lost.items(), key=lambda item: -item[1])[:5]
     assert max(lost.values()) < 0.09, max(lost, key=lost.get)

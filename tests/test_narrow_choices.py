@@ -12,6 +12,9 @@ import pytest
 from native.build import load
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+
+import cost_fit
+
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "nvidia-h200"
 H200 = (132, 66)  # blocks, and pairs of them, that run at once
 DECODE, SM90 = 0, 2
@@ -32,7 +35,8 @@ def splits_of_few_rows(file: str) -> dict:
     times = {}
     for dtype, n, k, tokens, split, us in json.loads((RESULTS / file).read_text())["rows"]:
         if split:
-            times.setdefault((-(-n // 16), -(-k // 128), tokens, int(dtype[3:])), {})[tuple(split)] = us
+            product, way = (-(-n // 16), -(-k // 128), tokens, int(dtype[3:])), (*split[:6], any(split[6:]))
+            times.setdefault(product, {})[way] = us
     return times
 
 
@@ -48,22 +52,29 @@ def chosen_split(native, product) -> tuple:
 
 
 def shares(split: tuple) -> tuple:
-    """What of a split says who multiplies what: row tiles, parts, blocks, warps."""
-    return (*split[:3], split[4])
+    """What of a split says who multiplies what: row tiles, parts, blocks, warps, whether there are two blocks each."""
+    return (*split[:3], split[4], bool(split[6]))
+
+
+def least_by_shares(times: dict) -> dict:
+    least = {}
+    for product, of in times.items():
+        known = least.setdefault(product, {})
+        for split, us in of.items():
+            known[shares(split)] = min(us, known.get(shares(split), us))
+    return least
 
 
 def test_splits_that_are_chosen_are_close_to_the_fastest_that_were_measured(native):
-    swept = splits_of_few_rows("sweep_splits_20261128_n8_n16.json")
-    times = {}
+    swept = least_by_shares(splits_of_few_rows("sweep_splits_20261128_n8_n16.json"))
     # Of larger N blocks of 16 warps alone are possible, which are as they were.
-    for product, of in {**splits_of_few_rows("sweep_splits_20261127_n8_n16.json"), **swept}.items():
-        for split, us in of.items():
-            known = times.setdefault(product, {})
-            known[shares(split)] = min(us, known.get(shares(split), us))
-    times = {product: of for product, of in times.items() if product in swept or product[0] > 8 * H200[0]}
+    larger = least_by_shares(splits_of_few_rows("sweep_splits_20261127_n8_n16.json"))
+    times = {product: of for product, of in larger.items() if product[0] > 8 * H200[0]} | swept
+    two_each = least_by_shares(splits_of_few_rows("sweep_splits_20261129_two_each_n8_n16.json"))
+    times = cost_fit.beside(times, two_each)
     lost = losses(times, {product: shares(chosen_split(native, product)) for product in times})
-    assert len(lost) == len(times) > 480
-    assert sum(lost.values()) / len(lost) < 0.006, sorted(lost.items(), key=lambda item: -item[1])[:5]
+    assert len(lost) > 400
+    assert sum(lost.values()) / len(lost) < 0.008, sorted(lost.items(), key=lambda item: -item[1])[:5]
     assert max(lost.values()) < 0.11, max(lost, key=lost.get)
 
 
@@ -73,10 +84,10 @@ def test_halves_begin_when_it_was_measured_to_be_faster(native):
     for product, of in splits_of_few_rows("sweep_splits_20261128_n8_n16.json").items():
         split = chosen_split(native, product)
         alike = {other: us for other, us in of.items() if shares(other) == shares(split)}
-        if split[4] == 8 and len(alike) == 7:
+        if split[4] == 8 and not split[6] and len(alike) == 7:
             times[product], chosen[product] = alike, split
     lost = losses(times, chosen)
-    assert len(lost) == len(times) > 250
+    assert len(lost) == len(times) > 200
     assert sum(lost.values()) / len(lost) < 0.013, sorted(lost.items(), key=lambda item: -item[1])[:5]
     assert max(lost.values()) < 0.12, max(lost, key=lost.get)
 
@@ -107,15 +118,16 @@ def test_tiles_and_splits_of_other_weights_that_are_chosen_are_close_to_the_fast
     kind_sweeps = pytest.importorskip("kind_sweeps")
     # Decode's sums of large N met in two passes and more when the others were measured.
     large = [RESULTS / "sweep_splits_20261128_large_kinds.json"]
-    products = kind_sweeps.products_of(sorted(RESULTS.glob("sweep_splits_20261128_kinds*.json")), large)
+    two_each = [RESULTS / "sweep_splits_20261129_two_each_of_kinds.json"]
+    products = kind_sweeps.products_of(sorted(RESULTS.glob("sweep_splits_20261128_kinds*.json")), large, two_each)
     lost = kind_sweeps.lost_by_plan(products)
-    assert len(lost) > 1380
+    assert len(lost) > 1120
     assert sum(lost.values()) / len(lost) < 0.0092, sorted(lost.items(), key=lambda item: -item[1])[:8]
     assert max(lost.values()) < 0.19, max(lost, key=lost.get)
     assert sum(of > 0.1 for of in lost.values()) <= 10
     by_weight = {}
     for (name, *_, m), of in lost.items():
         by_weight.setdefault((name, m <= 4), []).append(of)
-    # The worst: int8 in groups of 16, with 8 and 16 rows.
+    # The worst: uint8 with up to four rows, of which few products are left whose way was timed.
     averages = {weight: sum(of) / len(of) for weight, of in by_weight.items()}
-    assert max(averages.values()) < 0.033, max(averages, key=averages.get)
+    assert max(averages.values()) < 0.04, max(averages, key=averages.get)

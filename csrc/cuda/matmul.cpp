@@ -63,7 +63,7 @@ Launch launch_on(int device, Scratch& scratch) {
           &scratch,
           capability >= 90 ? tensor_map_encoder() : nullptr,
           plan_split,
-          {number(0), number(1), number(2), number(3), number(4), number(5)}};
+          {number(0), number(1), number(2), number(3), number(4), number(5), number(6)}};
 }
 
 bool aligned(const Input& x) {
@@ -275,7 +275,7 @@ int lowbit_cuda_try(const char* name) { return force(name, &lowbit::cuda::this_t
 
 void lowbit_cuda_force_split(const int* split) {
   uint64_t packed = 0;
-  for (int i = 0; i < 6; ++i) packed |= (static_cast<uint64_t>(split[i]) & 0xFF) << 8 * i;
+  for (int i = 0; i < 7; ++i) packed |= (static_cast<uint64_t>(split[i]) & 0xFF) << 8 * i;
   lowbit::cuda::forced_split = packed;
 }
 

@@ -12,23 +12,18 @@ namespace lowbit::cuda {
 // What the time of a split depends on.
 struct SplitWork {
   int64_t steps;  // of 128 k that a warp walks
-  int busy;       // warps of a scheduler that has the most: each of four has a quarter of a block's
+  int busy;       // warps of a scheduler that has the most: each of four has a quarter of a multiprocessor's
   int64_t turns;  // whole tasks of a block beyond the first, one after the other
   bool in_parts;  // whether a second kernel adds up sums of parts
 };
 
 constexpr int64_t ceil_div(int64_t all, int64_t by) { return (all + by - 1) / by; }
 
-// A row tile for each of 16 warps and all of K, tasks that are cut: what is left of whole ones is dealt out in parts.
-constexpr bool is_dealt(const Split& split) {
-  return split.row_tiles == narrow::kMostWorkers && split.parts * split.blocks == 1;
-}
-
 constexpr SplitWork work_of(const Split& split, const SplitQuestion& q) {
   const int own = narrow::stage_steps(q.tokens, q.bits, split.warps, q.kind.fine);
-  const int64_t tasks = ceil_div(q.tiles, split.row_tiles), most = q.clusters[0];
-  SplitWork work{0, (split.row_tiles * split.parts + 3) / 4, 0, false};
-  if (is_dealt(split)) {
+  const int64_t tasks = ceil_div(q.tiles, split.row_tiles), most = narrow::at_once(split, q, 1);
+  SplitWork work{0, (split.row_tiles * split.parts + 3) / 4 << split.two_each, 0, false};
+  if (narrow::is_dealt(split)) {
     work.steps = ceil_div(ceil_div(tasks * q.steps, most), own) * own;
     work.in_parts = tasks % most != 0;
     return work;
@@ -41,9 +36,9 @@ constexpr SplitWork work_of(const Split& split, const SplitQuestion& q) {
 // Microseconds, about. Products are the steps of a warp times `step` for each warp of a scheduler, and for `waits`
 // more, in which it waits for its own results. Of products and memory the lesser comes beside the greater, but for
 // `both` of its share of it. Fitted by benchmarks/fit_split_costs.py to products on an H200 (fp16, group 128, int1 to
-// int8, 37 shapes from 1024 x 3072 to 37888 x 3584; nvidia-h200/sweep_splits_20261128_n8_n16.json, of more than 16896
-// rows _20261127_n8_n16): of 484 products the split with the least is 0.6% slower than the fastest one on average,
-// within 5% in 98%, 10% at worst.
+// int8, 37 shapes from 1024 x 3072 to 37888 x 3584; nvidia-h200/sweep_splits_20261128_n8_n16.json, of other shapes
+// _20261127_n8_n16; kTwoCosts, of two blocks of half of a multiprocessor on each, _20261129_two_each_n8_n16): of 565
+// products the split with the least is 0.7% slower than the fastest one on average, within 5% in 98%, 10% at worst.
 struct SplitCosts {
   float start[2], waits[2], x[2];  // of n8, n16; x: of 128 k of it
   float step[2][8];                // by bits, from 1
@@ -72,6 +67,16 @@ constexpr SplitCosts kWholeCosts = {{1.07f, 1.24f},
                                     0.0526f,
                                     0.444f,
                                     2.58f};
+constexpr SplitCosts kTwoCosts = {{0.672f, 0.697f},
+                                  {0.764f, 0.522f},
+                                  {0.00489f, 0.0227f},
+                                  {{0.0698f, 0.0700f, 0.0836f, 0.0775f, 0.0936f, 0.120f, 0.141f, 0.114f},
+                                   {0.0966f, 0.0903f, 0.101f, 0.0882f, 0.149f, 0.152f, 0.176f, 0.120f}},
+                                  1.41f,
+                                  0.00112f,
+                                  1.06f,
+                                  0.0f,
+                                  0.0f};
 constexpr float kBytesPerUs = 4.3e6f;  // of weights from memory
 
 // Bytes of a row tile x 128 k: codes, scales of each group, zeros.
@@ -81,24 +86,25 @@ constexpr int step_bytes(int bits, const WeightKind& kind) {
 }
 
 // What a step takes more of other weights beside integers in groups of 128 k and more: whole zeros and others; short
-// groups, with none, whole and other zeros; floats, and those in short groups. By blocks of half of a multiprocessor
-// and of all of it, by n8 and n16. Why more, not times: scales and zeros take as many instructions whatever the width.
-// Fitted by benchmarks/fit_kind_costs.py to products on an H200 (34 weights, 18 shapes;
-// nvidia-h200/sweep_splits_20261128_kinds*.json): of 892 products the split with the least is 0.8% slower than the
-// fastest one on average, within 5% in 96%, 19% at worst; by the costs of integers, of 504 of them, 2.3%, 83%, 24%.
-constexpr float kNarrowKinds[7][2][2] = {
-    {{0.00387f, 0.00827f}, {0.00505f, 0.00426f}},    // whole zeros
-    {{0.000765f, -0.0264f}, {-0.00431f, -0.0176f}},  // other zeros
-    {{0.00983f, 0.0291f}, {0.0134f, 0.0182f}},       // short groups
-    {{0.0221f, 0.0501f}, {0.0262f, 0.0335f}},        // and whole zeros
-    {{0.0552f, 0.0100f}, {0.0338f, 0.0551f}},  // and other zeros: 16 tokens have no blocks of half of a multiprocessor
-    {{-0.00246f, -0.00707f}, {0.00590f, 0.00489f}},  // floats
-    {{0.00700f, 0.0248f}, {0.0143f, 0.0240f}},       // floats in short groups
+// groups, with none, whole and other zeros; floats, and those in short groups. By blocks of half of a multiprocessor,
+// of all of it, two of half of it on each, by n8 and n16. Why more, not times: scales and zeros take as many
+// instructions whatever the width. Fitted by benchmarks/fit_kind_costs.py to products on an H200 (34 weights, 18
+// shapes; nvidia-h200/sweep_splits_20261128_kinds*.json, 20261129_two_each_of_kinds.json): of 892 products the split
+// with the least is 0.8% slower than the fastest one on average, within 5% in 95%, 19% at worst; by the costs of
+// integers, of 504 of them, 2.3%, 83%, 24%.
+constexpr float kNarrowKinds[7][3][2] = {
+    {{0.00387f, 0.00827f}, {0.00505f, 0.00426f}, {0.00581f, 0.00803f}},   // whole zeros
+    {{0.000765f, -0.0264f}, {-0.00431f, -0.0176f}, {0.0193f, -0.0332f}},  // other zeros
+    {{0.00983f, 0.0291f}, {0.0134f, 0.0182f}, {0.0106f, 0.0310f}},        // short groups
+    {{0.0221f, 0.0501f}, {0.0262f, 0.0335f}, {0.0250f, 0.0472f}},         // and whole zeros
+    {{0.0552f, 0.0100f}, {0.0338f, 0.0551f}, {0.0501f, 0.0100f}},         // and other zeros: no halves of 16 tokens
+    {{-0.00246f, -0.00707f}, {0.00590f, 0.00489f}, {0.0619f, 0.0692f}},   // floats
+    {{0.00700f, 0.0248f}, {0.0143f, 0.0240f}, {0.00734f, 0.0227f}},       // floats in short groups
 };
 constexpr float kShorterWork[2] = {1.93f, 1.43f};  // of n8, n16: times that, with groups of 32, and once more of 16
-// Times that of a step of floats of 3 to 8 bits, by blocks of either kind. Seven bits: as six, not timed.
-constexpr float kFloatWork[6][2] = {{1.26f, 1.15f}, {1.35f, 1.23f}, {1.03f, 0.892f},
-                                    {1.30f, 1.18f}, {1.30f, 1.18f}, {1.15f, 0.963f}};
+// Times that of a step of floats of 3 to 8 bits, by blocks of each kind. Seven bits: as six, not timed.
+constexpr float kFloatWork[6][3] = {{1.26f, 1.15f, 0.559f}, {1.35f, 1.23f, 1.55f},  {1.03f, 0.892f, 1.00f},
+                                    {1.30f, 1.18f, 0.766f}, {1.30f, 1.18f, 0.766f}, {1.15f, 0.963f, 1.17f}};
 // What x takes where zeros are no whole numbers, of n8 and n16: helping warps add it up, for each part of K.
 constexpr float kAnyZerosX[2] = {2.69f, 5.91f};
 // Values of a codebook are looked up: n8 17.6 us and int4 13.7 with groups of 64.
@@ -110,21 +116,21 @@ constexpr int narrow_row(const WeightKind& kind) {
   return kind.is_float && !zeros ? 5 + kind.fine : kind.fine ? 2 + zeros : zeros - 1;
 }
 
-// step: of the integer as wide.
-constexpr float narrow_step(const WeightKind& kind, int bits, bool whole, int own, float step) {
+// blocks: as in kNarrowKinds; step: of the integer as wide.
+constexpr float narrow_step(const WeightKind& kind, int bits, int blocks, int own, float step) {
   const int row = narrow_row(kind);
-  float more = row < 0 ? 0.0f : kNarrowKinds[row][whole][own];
+  float more = row < 0 ? 0.0f : kNarrowKinds[row][blocks][own];
   for (int i = 0; i < kind.shorter; ++i) more *= kShorterWork[own];
-  return (step * (kind.is_float ? kFloatWork[bits - 3][whole] : 1.0f) + more) * (kind.codebook ? kCodebookWork : 1.0f);
+  return (step * (kind.is_float ? kFloatWork[bits - 3][blocks] : 1.0f) + more) * (kind.codebook ? kCodebookWork : 1.0f);
 }
 
 constexpr float split_us(const Split& split, const SplitQuestion& q) {
-  const bool whole = split.warps == narrow::kMostWorkers;
-  const SplitCosts& costs = whole ? kWholeCosts : kHalfCosts;
+  const int blocks = split.warps == narrow::kMostWorkers ? 1 : 2 * split.two_each;
+  const SplitCosts& costs = blocks == 1 ? kWholeCosts : blocks ? kTwoCosts : kHalfCosts;
   const SplitWork work = work_of(split, q);
   const int own = q.tokens > 8, columns = q.tokens / 8;
   const auto steps = static_cast<float>(work.steps);
-  const float step = narrow_step(q.kind, q.bits, whole, own, costs.step[own][q.bits - 1]);
+  const float step = narrow_step(q.kind, q.bits, blocks, own, costs.step[own][q.bits - 1]);
   const float x = costs.x[own] * (q.kind.any_zeros ? kAnyZerosX[own] : 1.0f);
   const float products = steps * (static_cast<float>(work.busy) + costs.waits[own]) * step;
   const float bytes = static_cast<float>(q.tiles) * static_cast<float>(q.steps * step_bytes(q.bits, q.kind));
@@ -144,8 +150,15 @@ constexpr float split_us(const Split& split, const SplitQuestion& q) {
 // pairs of stages and eighths for 702 splits (31 shapes, int1 to int8; sweep_splits_20261128_n8_n16.json): this is 0.7%
 // slower on average with 8 tokens, 1.1% with 16, 11% at worst; without the last step 8192 x 8192, int8 and 8 tokens
 // by 4 x 2 x 1 takes 18.7 us, so 17.9 (_halves_early).
+// Of two blocks each the first asks for what its ring holds where its stages are large or soon used, else for two; the
+// second one always for one (sweep_splits_20261129_two_each_n8_n16.json: by 1, 2 and all of them).
 constexpr Split half_of(Split split, const SplitQuestion& q) {
   const int64_t bytes = q.tiles * q.steps * (256 * q.bits + 32) / q.clusters[0];  // of a multiprocessor
+  if (split.two_each) {
+    const int few = q.tokens > 8 ? (bytes > 300'000 ? 5 : 6) : bytes > 260'000 ? 4 : 5;  // bits, the most
+    split.early = q.bits > few || (q.bits == 4 && q.tokens == 8) ? 8 : 2;
+    return split;
+  }
   split.early = bytes <= 66'000 ? 2 : 3;
   split.next_after = bytes <= 66'000 ? 3 : bytes <= 120'000 ? 5 : bytes <= 265'000 ? 6 : 7;
   return split;
@@ -162,16 +175,25 @@ constexpr float kNoSplit = 1e30f;
 // n8 W2 24.3 and 22.4, n16 W4 35.3 and 33.2, W6 49.4 and 45.8.
 constexpr int kMostStepsOfHalves = 128;
 
-// The fastest split by blocks of q.warps warps; no row tiles where none is possible. Looked at are those by which all
-// tasks run at once, with as many parts of K as warps allow or half as many; or, of 16 warps, in turns of whole tasks,
-// or dealt out in parts. Why no turns of fewer row tiles than 8: such warps wait for their own results. 37888 x 3584,
-// n16, W6 30.5 us in parts, by 4 warps 45.6.
+// Whether two blocks each are thought of. Why only where five of six blocks that there may be have rows: costs do not
+// know what idle ones cost. 5120 x 8192, uint8, 8 rows by 160 blocks 14.7 us, by one of a multiprocessor 12.6; 10240 x
+// 8192, int8, 16 rows by 214 24.6 and 23.3; 7168 x 8192 gains by 224. Why not beside sums of x: 4096 x 4096, uint4 in
+// groups of 64 with minima, 8 rows 5.8 us for 5.1.
+constexpr bool may_have_two(const Split& split, const SplitQuestion& q) {
+  const int64_t blocks = ceil_div(q.tiles, split.row_tiles) * split.blocks;
+  return !q.kind.any_zeros && blocks * 6 >= narrow::at_once(split, q, split.blocks) * split.blocks * 5;
+}
+
+// The fastest split by blocks of q.warps warps, of 8 one or two on a multiprocessor; no row tiles where none is
+// possible. Looked at are those by which all tasks run at once, with as many parts of K as warps allow or half as many;
+// or, of 16 warps, in turns of whole tasks, or dealt out in parts. Why no turns of fewer row tiles than 8: such warps
+// wait for their own results. 37888 x 3584, n16, W6 30.5 us in parts, by 4 warps 45.6.
 constexpr TimedSplit fastest_split(const SplitQuestion& q) {
   const bool half = q.warps < narrow::kMostWorkers;
   TimedSplit best{{}, kNoSplit};
-  const auto look_at = [&](int row_tiles, int parts, int blocks) {
-    const Split split{row_tiles, parts, blocks, narrow::early_stages(q.bits), q.warps, 0};
-    if (!narrow::possible(split, q)) return;
+  const auto look_at = [&](int row_tiles, int parts, int blocks, bool two_each = false) {
+    const Split split{row_tiles, parts, blocks, narrow::early_stages(q.bits), q.warps, 0, two_each};
+    if (!narrow::possible(split, q) || (two_each && !may_have_two(split, q))) return;
     const float us = split_us(split, q);
     if (us < best.us) best = {split, us};
   };
@@ -181,17 +203,19 @@ constexpr TimedSplit fastest_split(const SplitQuestion& q) {
     look_at(q.warps, 1, 1);
     for (int rows = q.warps / 2; rows < q.warps && q.tiles > int64_t{q.clusters[0]} * rows; ++rows) look_at(rows, 1, 1);
   }
-  for (int blocks = 1; blocks <= 2; ++blocks) {
+  for (int way = 0; way < (half ? 4 : 2); ++way) {
+    const int blocks = 1 + way % 2;
+    const bool two_each = way >= 2;
     if (q.clusters[blocks - 1] < 1) continue;
-    const int64_t fewest = ceil_div(ceil_div(q.tiles, q.clusters[blocks - 1]), blocks) * blocks;
+    const int64_t fewest = ceil_div(ceil_div(q.tiles, int64_t{q.clusters[blocks - 1]} << two_each), blocks) * blocks;
     for (int64_t rows = fewest; rows <= std::min<int64_t>(fewest + blocks, q.warps); rows += blocks) {
       int parts = q.warps / static_cast<int>(rows);
       while (parts > 1 && !(q.fits >> parts & 1)) --parts;
-      look_at(static_cast<int>(rows), parts, blocks);
+      look_at(static_cast<int>(rows), parts, blocks, two_each);
       // Why not: half of the warps of a whole multiprocessor would be idle. 8192 x 28672, n16, W6 49.0 us, 8 x 2 x
       // 2 45.7.
       const bool half_idle = !half && parts == 2 && blocks == 2;
-      if (parts > 1 && !half_idle) look_at(static_cast<int>(rows), parts / 2, blocks);
+      if (parts > 1 && !half_idle) look_at(static_cast<int>(rows), parts / 2, blocks, two_each);
     }
   }
   return best;
@@ -210,7 +234,7 @@ constexpr TimedSplit fastest_split_of(SplitQuestion q, int warps) {
 constexpr Split split_of(const SplitQuestion& q) {
   const TimedSplit best = fastest_split(q);
   if (q.warps == narrow::kMostWorkers)
-    return best.us < kNoSplit ? best.split : Split{q.warps, 1, 1, narrow::early_stages(q.bits), q.warps, 0};
+    return best.us < kNoSplit ? best.split : Split{q.warps, 1, 1, narrow::early_stages(q.bits), q.warps, 0, 0};
   return best.us < fastest_split_of(q, narrow::kMostWorkers).us ? half_of(best.split, q) : Split{};
 }
 

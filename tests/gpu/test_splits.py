@@ -21,16 +21,21 @@ HALVES = [(8, 1, 2), (6, 1, 2), (4, 2, 2), (2, 4, 2), (4, 2, 1), (2, 4, 1), (3, 
 #: Row groups of a block, warps of each, blocks, in half of a multiprocessor and in all of it (decode/spread.cuh).
 SPREAD = [(8 // parts, parts, blocks) for parts in (1, 2, 4, 8) for blocks in (1, 2, 4, 8)]
 SPREAD += [(16 // parts, parts, blocks) for parts in (1, 4, 16) for blocks in (1, 2, 4, 8)]
+#: Of two blocks of half of a multiprocessor each, also with all of a warp's rows; shapes that are enough for them.
+TWO_EACH = [*HALVES, (8, 1, 1), (7, 1, 1), (2, 2, 1), (4, 1, 2)]
+MANY_ROWS = [(4400, 1300), (8500, 500)]
 SHAPES = [(520, 4096), (1000, 1000), (40, 8200)]
 
 
-def right(row: dict, shape, split, early: int, kind: str, warps: int = 16, next_after: int = 0, group=128) -> bool:
+def right(
+    row: dict, shape, split, early: int, kind: str, warps: int = 16, next_after: int = 0, group=128, two_each=False
+) -> bool:
     """Whether a kernel takes a split; its product is right then, and the same a second and a third time, when the next
     one has begun before it ends."""
     weight = oracle.make(row["weight"], shape, group, kind, seed=sum(split))
     x = oracle.normal(tokens(row["name"]), shape[1], dtype=getattr(torch, row["act"]), seed=early)
     bias = bias_for(shape[0], early)
-    return right_by_split(row["name"], (*split, early, warps, next_after), x, weight, bias)
+    return right_by_split(row["name"], (*split, early, warps, next_after, two_each), x, weight, bias)
 
 
 def taken(row: dict, splits: list, early: int, warps=lambda split: 16, kind=None, group=128) -> set:
@@ -72,6 +77,48 @@ def test_every_split_of_fine_groups_is_right(most, dtype, kind, group):
     assert {(14, 1, 1), (8, 2, 1), (8, 2, 2)} <= taken(row, SHARED, 3, kind=kind, group=group)
     if torch.cuda.get_device_capability() == (9, 0) and (most == 8 or kind != "zero"):
         assert {(8, 1, 2), (4, 2, 1)} <= taken(row, HALVES, 4, lambda split: 8, kind, group)
+
+
+def taken_by_two(row: dict, splits: list, shapes: list, kind: str, group: int = 128) -> set:
+    """The splits that a kernel takes for any shape with two blocks on each multiprocessor."""
+    return {
+        split
+        for i, split in enumerate(splits)
+        for shape in shapes
+        if right(row, shape, split, 1 + i % 8, kind, 8, 0, group, two_each=True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "group"),
+    [("int1", "none", 128), ("uint2", "zero", 128), ("int3", "none", 128), ("int4", "none", 128)]
+    + [("uint4", "whole", 32), ("int6", "none", 128), ("int8", "none", 128), ("float8_e4m3", "none", 64)],
+)
+@pytest.mark.parametrize("most", [8, 16])
+def test_two_blocks_on_each_multiprocessor_are_right(most, dtype, kind, group):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("halves of a multiprocessor are for compute capability 9.0")
+    row = row_of(dtype, torch.float16, "gemm_sm90", most)
+    assert {(7, 1, 1), (8, 1, 2), (4, 2, 2), (4, 2, 1)} <= taken_by_two(row, TWO_EACH, SHAPES + MANY_ROWS, kind, group)
+
+
+@pytest.mark.parametrize("dtype", ["int1", "uint3", "int4", "int6", "uint8", "float4_e2m1", "float8_e4m3"])
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_two_blocks_of_decode_on_each_multiprocessor_are_right(most, dtype):
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("launches overlap since compute capability 9.0")
+    row, kind = row_of(dtype, torch.float16, "decode", most), "zero" if dtype.startswith("uint") else "none"
+    splits = [split for split in SPREAD if split[0] * split[1] == 8 and split[2] <= 4]
+    assert {(1, 8, 1), (1, 8, 2), (2, 4, 2), (4, 2, 4)} <= taken_by_two(row, splits, MANY_ROWS, kind)
+
+
+@pytest.mark.parametrize(("family", "most", "split"), [("decode", 2, (2, 4, 2, 8)), ("gemm_sm90", 8, (4, 2, 1, 8))])
+def test_sanitizer_small_product_by_two_blocks_on_each_multiprocessor(family, most, split):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("halves of a multiprocessor are for compute capability 9.0")
+    weight, x = oracle.make("int4", (4400, 520), 128, "none"), oracle.normal(most, 520, dtype=torch.float16, seed=1)
+    name = row_of("int4", torch.float16, family, most)["name"]
+    assert right_by_split(name, (*split, 8, 0, True), x, weight, None)
 
 
 @pytest.mark.parametrize("group", [16, 32, 64])
@@ -133,6 +180,8 @@ def test_a_split_that_no_kernel_can_do_is_refused():
     for split in [(8, 1, 1), (8, 2, 1), (1, 8, 1)]:  # the same of half a multiprocessor, and parts of tasks
         assert not right(row, (8192, 1024), split, 1, "none", warps=8), split
     assert not right(row, (520, 1024), (8, 1, 2), 1, "none", warps=12)
+    assert not right(row, (520, 1024), (8, 1, 2), 1, "none", warps=16, two_each=True)
+    assert not right(row_of("int4", torch.float16, "decode", 1), (520, 1024), (1, 8, 1), 1, "none", 8, two_each=True)
     with pytest.raises(SchemeError, match="must be in 1 to 255, next_after in 0 to 8, got"):
         with extension.force_cuda_split(1, 1, 1, next_after=9):
             pass

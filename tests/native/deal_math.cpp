@@ -80,11 +80,15 @@ static decode::Traits traits_of(const decode::WeightForm& weight, int tokens, in
                        : traits_of<4>(weight, warps);
 }
 
-using Six = std::array<int, 6>;
-
-// row_tiles, parts, blocks, early, warps, next_after.
-static Six split_of(const decode::Sharing& p, int warps) {
-  return {warps >> p.warps_k_shift, 1 << p.warps_k_shift, 1 << p.cluster_shift, p.early, warps, p.next_after};
+// Those of a Split.
+using Seven = std::array<int, 7>;
+static Seven numbers_of(const lowbit::Split& s) {
+  return {s.row_tiles, s.parts, s.blocks, s.early, s.warps, s.next_after, s.two_each};
+}
+static lowbit::Split split_of(const Seven& by) { return {by[0], by[1], by[2], by[3], by[4], by[5], by[6]}; }
+static Seven split_of(const decode::Sharing& p, int warps) {
+  return {
+      warps >> p.warps_k_shift, 1 << p.warps_k_shift, 1 << p.cluster_shift, p.early, warps, p.next_after, p.two_each};
 }
 
 // Of a weight alone. kind: 0 no zeros, 1 zero, 2 min, 3 whole.
@@ -162,26 +166,24 @@ PYBIND11_MODULE(deal_math, m) {
   m.def("parts_of_whole", [](int tasks, int stages, int most, int blocks) {
     return parts_of(lowbit::narrow::deal_whole(tasks, stages, most, blocks));
   });
-  // row_tiles, parts, blocks, early, warps, next_after.
   m.def("split_of", [](int64_t tiles, int64_t steps, int tokens, int bits, int warps, std::array<int, 2> clusters,
                        uint32_t fits, KindNumbers kind) {
     const lowbit::Split split =
         lowbit::cuda::split_of({tiles, steps, tokens, bits, warps, clusters.data(), fits, weight_kind(kind)});
-    return std::array<int, 6>{split.row_tiles, split.parts, split.blocks, split.early, split.warps, split.next_after};
+    return numbers_of(split);
   });
   m.def("has_room", lowbit::narrow::has_room);
   m.def("step_bytes", [](int bits, KindNumbers kind) { return lowbit::cuda::step_bytes(bits, weight_kind(kind)); });
   // Of split_us: steps, busy, turns, whether in parts.
-  m.def("split_work", [](int64_t tiles, int64_t steps, int tokens, int bits, std::array<int, 6> split,
+  m.def("split_work", [](int64_t tiles, int64_t steps, int tokens, int bits, const Seven& split,
                          std::array<int, 2> clusters, KindNumbers kind) {
-    const auto found =
-        lowbit::cuda::work_of({split[0], split[1], split[2], split[3], split[4], split[5]},
-                              {tiles, steps, tokens, bits, split[4], clusters.data(), ~0u, weight_kind(kind)});
+    const auto found = lowbit::cuda::work_of(
+        split_of(split), {tiles, steps, tokens, bits, split[4], clusters.data(), ~0u, weight_kind(kind)});
     return std::tuple(found.steps, found.busy, found.turns, found.in_parts);
   });
-  m.def("split_us", [](int64_t tiles, int64_t steps, int tokens, int bits, std::array<int, 6> split,
+  m.def("split_us", [](int64_t tiles, int64_t steps, int tokens, int bits, const Seven& split,
                        std::array<int, 2> clusters, KindNumbers kind) {
-    return lowbit::cuda::split_us({split[0], split[1], split[2], split[3], split[4], split[5]},
+    return lowbit::cuda::split_us(split_of(split),
                                   {tiles, steps, tokens, bits, split[4], clusters.data(), ~0u, weight_kind(kind)});
   });
   m.def("start", [](int each, int more, int part) { return Cut{each, more}(part); });
@@ -207,9 +209,9 @@ PYBIND11_MODULE(deal_math, m) {
       },
       py::arg("bits"), py::arg("tokens"), py::arg("m"), py::arg("n"), py::arg("k"), py::arg("other") = kNothing);
   // When blocks of a split by hand ask for weights, and the next kernel may begin.
-  m.def("decode_when", [](int bits, int tokens, int m, int64_t n, int64_t k, Six by) {
+  m.def("decode_when", [](int bits, int tokens, int m, int64_t n, int64_t k, const Seven& by) {
     const decode::Traits traits = traits_of(kind_of(bits, kNothing), tokens, by[4]);
-    const decode::Room room{kClusters, true, {by[0], by[1], by[2], by[3], by[4], by[5]}};
+    const decode::Room room{kClusters, true, split_of(by)};
     const decode::When found =
         decode::when(traits, decode::spread(traits, shared(m, n, k), room).sharing, kClusters[0]);
     return std::tuple(found.early, found.next_after);
@@ -217,9 +219,9 @@ PYBIND11_MODULE(deal_math, m) {
   // Of a split by hand: us; what it costs (struct Work), the most row tiles; none where it can't hold x.
   m.def(
       "decode_work",
-      [](int bits, int tokens, int m, int64_t n, int64_t k, Six by, Other other) {
+      [](int bits, int tokens, int m, int64_t n, int64_t k, const Seven& by, Other other) {
         const decode::Traits traits = traits_of(kind_of(bits, other), tokens, by[4]);
-        const decode::Room room{kClusters, true, {by[0], by[1], by[2], by[3], by[4], by[5]}};
+        const decode::Room room{kClusters, true, split_of(by)};
         const decode::Spread found = decode::spread(traits, shared(m, n, k), room);
         using Numbers = std::tuple<float, int, float, int, int, int, int>;
         if (!found.bytes) return std::optional<Numbers>();

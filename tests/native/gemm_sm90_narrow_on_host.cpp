@@ -65,6 +65,11 @@ int main() {
   run<Int<6>, __half, 16, 8>({300, 1500, 11, 128, kZero, kFp16, 6, 90}, {8, 1, 2, 2, 8, 1});
   run<Int<1>, __nv_bfloat16, 8, 8>({60, 3000, 8, 256, kZero, kBf16, 8, 90}, {2, 4, 1, 12, 8, 4});
   run<Float<2, 1>, __half, 16, 8>({200, 1000, 16, 128, kNone, kFp16, 8, 90}, {4, 2, 2, 2, 8, 0});
+  // Two such blocks on each multiprocessor, the later ones with one stage early; all of a warp's rows without meeting.
+  run<Int<4>, __half, 8, 8>({300, 2600, 8, 128, kNone, kFp16, 3, 90}, {4, 2, 1, 8, 8, 0, 1});
+  run<Int<6>, __half, 16, 8>({500, 1500, 11, 128, kZero, kFp16, 4, 90}, {8, 1, 2, 2, 8, 0, 1});
+  run<Int<2>, __nv_bfloat16, 16, 8>({700, 900, 16, -1, kNone, kBf16, 4, 90}, {7, 1, 1, 2, 8, 0, 1});
+  run<Float<2, 1>, __half, 8, 8>({250, 1000, 5, 32, kNone, kFp16, 1, 90}, {8, 1, 1, 8, 8, 0, 1});
   // The same with fine groups, whose scales a warp finds for its lanes: of half a step, a step, two, some beyond K.
   run<Float<2, 1>, __half, 8, 8>({300, 2600, 8, 16, kNone, kFp16, 8, 90}, {4, 2, 1, 3, 8, 8});
   run<Int<4>, __half, 8, 8>({300, 2600, 7, 32, kZero, kBf16, 8, 90}, {4, 2, 1, 3, 8, 8});

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
   // ---- weights: they do not depend on the kernel before
   typename Worker::Feed feed(at, shared + Map::kRings + at.warp * Ring::kBytes);
   constexpr int kAhead = Ring::kDepth - 1;  // stages that are asked for before products
-  const int early = min(p.early, kAhead), beside = min(early + 2, kAhead);
+  const int early = min(!kWhole && at.block >= p.late ? 1 : p.early, kAhead), beside = min(early + 2, kAhead);
   // Why apart, and numbers kept behind it: a block of a whole multiprocessor begins when the kernel before ends, and
   // memory is idle until it asks, some 30 to 45 instructions sooner so. Others begin beside that kernel, whose x would
   // have to wait: 4096 x 4096, int4, 3.1 us to 3.3.

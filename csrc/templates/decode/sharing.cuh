@@ -17,6 +17,8 @@ struct Sharing {
   int cluster_shift;         // log2 of the blocks of a cluster, at most kMostShift
   int warps_k_shift;         // log2 of the warps of a block that split K
   int early;                 // stages of weights that a warp asks for before the kernel before has ended
+  bool two_each;             // whether the launch has two blocks on each multiprocessor
+  int late;                  // blocks from this one on ask for one stage so early
   int next_after;            // eighths of a warp's stages that are asked for when the next kernel may begin
   Cut slices, row_groups;    // of steps, of tiles
   int grid;                  // blocks, each with rows or k of its own
@@ -80,14 +82,23 @@ constexpr Traits traits_of(const WeightForm& weight) {
 }
 
 // Splits K over 2^cluster_shift blocks of 2^warps_k_shift warps each, in p, where so many of those clusters run at
-// once; the bytes of shared memory that a block then takes, or 0 when that is more than there is.
-inline int share(const Traits& traits, Sharing& p, int cluster_shift, int warps_k_shift, int clusters) {
+// once, or twice as many; the bytes of shared memory that a block then takes, or 0 when that is more than there is.
+//
+// Why two blocks on each multiprocessor in place of one of all of it: the next launch begins where one of them has
+// ended, and has its first weights when the other one ends; a block of all of it finds memory idle for 1.9 us. The
+// blocks that begin first, the lower ones, ask for all that their rings hold. Those that begin when the launch before
+// ends ask for one stage, or x would stand in line behind weights. One row, us, int3, int4, int5, int8 at 8192 x 8192
+// 8.0, 9.5, 11.9, 17.2; so 7.6, 9.0, 11.2, 16.6.
+inline int share(const Traits& traits, Sharing& p, int cluster_shift, int warps_k_shift, int clusters, bool two_each) {
   constexpr int kMostTiles = 8;  // of a pass that is not the only one
   const int rows = traits.rows, cluster = 1 << cluster_shift, warps_k = 1 << warps_k_shift;
   const int splits = cluster * warps_k, warps_n = traits.warps / warps_k;
-  const int row_groups = std::min(clusters * warps_n, (p.tiles + warps_n - 1) / warps_n * warps_n);
+  const int most_groups = clusters * warps_n * (two_each ? 2 : 1);
+  const int row_groups = std::min(most_groups, (p.tiles + warps_n - 1) / warps_n * warps_n);
   p.cluster_shift = cluster_shift, p.warps_k_shift = warps_k_shift;
   p.grid = row_groups / warps_n * cluster;
+  if (two_each && p.grid <= clusters * cluster) return 0;
+  p.two_each = two_each, p.late = two_each ? p.grid / 2 : p.grid;
   p.slices = {p.steps / splits, p.steps % splits};
   p.row_groups = {p.tiles / row_groups, p.tiles % row_groups};
   p.most_tiles = (p.tiles + row_groups - 1) / row_groups;
@@ -111,12 +122,12 @@ inline int share(const Traits& traits, Sharing& p, int cluster_shift, int warps_
 }
 
 // How many blocks are launched: where launches overlap, as many of half of a multiprocessor as there are
-// multiprocessors; those beyond p.grid repeat what others do. Why: on a multiprocessor that a launch leaves idle the
-// next one, which begins early, has two blocks, and takes twice as long. Measured on an H200, us, 128
+// multiprocessors, or halves of them; those beyond p.grid repeat what others do. Why: on a multiprocessor that a launch
+// leaves idle the next one, which begins early, has two blocks, and takes twice as long. Measured on an H200, us, 128
 // blocks and these 132: one row, 2048 x 6144 W4 5.16 and 4.27, 4096 x 1024 W4 3.42 and 2.89, W8 3.28 and 2.59; 64 and
 // 132: 1024 x 3072 W2 3.23 and 2.84. Why not clusters of 4 and 8: no more of them fit.
 inline int launched_blocks(const Traits& traits, Sharing& p, const Launch& launch) {
-  const int all = launch.clusters[p.cluster_shift] << p.cluster_shift;
+  const int all = launch.clusters[p.cluster_shift] << p.cluster_shift << p.two_each;
   if (!launch.overlap || traits.whole() || p.cluster_shift > 1 || p.grid >= all) return p.grid;
   int most = 1;  // the largest power of two of blocks, whole clusters of them
   while (2 * most <= p.grid) most *= 2;

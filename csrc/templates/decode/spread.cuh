@@ -15,7 +15,7 @@ inline int64_t weight_bytes(const Sharing& p, int bits) { return int64_t{p.tiles
 // side, also where some are not there; memory brings less where multiprocessors stay idle, or read many places at once.
 // Fitted by benchmarks/fit_decode_costs.py to products on an H200 (660 of 1, 2 and 4 rows by all tiles that hold them,
 // 30 shapes from 1024 x 4096 to 152064 x 3584, int1 to int8; nvidia-h200/sweep_splits_20261128_decode*.json,
-// _passes*.json).
+// _passes*.json, 20261129_two_each.json). kCostsTwo: of two blocks of half of a multiprocessor on each.
 struct Costs {
   float start[3];                 // by tokens: 1, 2, 4
   float product[3][8];            // of a row tile x 128 k, by bits, where each scheduler has a warp
@@ -55,25 +55,52 @@ constexpr Costs kCostsWhole = {{0.345f, 0.172f, 0.106f},
                                0.276f,
                                {1.54f, 1.99f, 2.48f, 2.67f},
                                0.0938f};
+constexpr Costs kCostsTwo = {{0.205f, 0.0431f, 0.0678f},
+                             {{0.0385f, 0.0360f, 0.0560f, 0.0446f, 0.0720f, 0.0892f, 0.0912f, 0.0586f},
+                              {0.0414f, 0.0391f, 0.0587f, 0.0499f, 0.0725f, 0.0900f, 0.0935f, 0.0601f},
+                              {0.0482f, 0.0373f, 0.0597f, 0.0612f, 0.0696f, 0.0757f, 0.102f, 0.118f}},
+                             5.13e6f,
+                             0.223f,
+                             0.0528f,
+                             0.350f,
+                             0.00229f,
+                             0.0131f,
+                             0.129f,
+                             0.213f,
+                             {2.27f, 2.68f, 2.94f, 4.94f},
+                             0.576f};
 
-// What other weights cost beside integers without zeros in groups of 128 k or more: of a row tile x 128 k, by blocks of
-// half of a multiprocessor and of all of it, and tokens; x times so much; at the start. Why added, not times: scales
-// and zeros take as many instructions whatever the width is. Fitted by benchmarks/fit_kind_costs.py beside n8
-// (sweep_splits_20261128_kinds*.json); of 459 products, large N measured again (_large_kinds.json), 1.0% lost to the
-// fastest tile and split, 16% at worst. The start of float4_e2m1 in groups of 32 and 64 is less than what was fitted,
-// 0.87, by which n8 took 4096 x 4096 in groups of 32 (4.5 us for 4.2).
+// By kinds of blocks: of half of a multiprocessor, of all of it, two of half of it on each.
+constexpr Costs kCosts[3] = {kCostsHalf, kCostsWhole, kCostsTwo};
+
+// What other weights cost beside integers without zeros in groups of 128 k or more: of a row tile x 128 k, by kinds of
+// blocks as in kCosts, and tokens; x times so much; at the start. Why added, not times: scales and zeros take as many
+// instructions whatever the width is. Fitted by benchmarks/fit_kind_costs.py beside n8 (sweep_splits_20261128_kinds*,
+// of two each 20261129_two_each_of_kinds); of 459 products, large N measured again (_large_kinds.json), 1.1% lost to
+// the fastest tile and split, 16% at worst. The start of float4_e2m1 in groups of 32 and 64 is less than what was
+// fitted, 0.87, by which n8 took 4096 x 4096 in groups of 32 (4.5 us for 4.2).
 struct KindCosts {
-  float product[2][3], x, start;
+  float product[3][3], x, start;
 };
 constexpr KindCosts kKindCosts[] = {
-    {{{0.00689f, 0.00493f, 0.00742f}, {0.00286f, 0.00561f, 0.00811f}}, 1.05f, -0.000647f},  // zeros
-    {{{0.0242f, 0.0f, 0.0f}, {0.0203f, 0.0f, 0.0f}}, 0.393f, 0.153f},                       // short groups of one row
-    {{{0.0334f, 0.0f, 0.0f}, {0.0306f, 0.0f, 0.0f}}, 1.12f, 0.188f},                        // and zeros
-    {{{0.0376f, 0.0402f, 0.0298f}, {0.0477f, 0.0443f, 0.0400f}}, 1.12f, 0.0596f},           // floats of 3 bits
-    {{{0.0437f, 0.0479f, 0.0246f}, {0.0423f, 0.0477f, 0.0436f}}, 0.695f, 0.727f},           // of 4 bits
-    {{{0.0556f, 0.0f, 0.0f}, {0.0616f, 0.0f, 0.0f}}, 0.890f, 0.5f},                         // in groups of 32 and 64
-    {{{0.0739f, 0.0f, 0.0f}, {0.0715f, 0.0f, 0.0f}}, 0.608f, 0.511f},                       // of 16
-    {{{0.0494f, 0.0353f, 0.0141f}, {0.0367f, 0.0482f, 0.0194f}}, 0.445f, 1.59f},            // of more bits
+    // zeros
+    {{{0.00689f, 0.00493f, 0.00742f}, {0.00286f, 0.00561f, 0.00811f}, {0.00849f, 0.00655f, 0.00700f}},
+     1.05f,
+     -0.000647f},
+    // short groups of one row
+    {{{0.0242f, 0.0f, 0.0f}, {0.0203f, 0.0f, 0.0f}, {0.0407f, 0.0f, 0.0f}}, 0.393f, 0.153f},
+    // and zeros
+    {{{0.0334f, 0.0f, 0.0f}, {0.0306f, 0.0f, 0.0f}, {0.0235f, 0.0f, 0.0f}}, 1.12f, 0.188f},
+    // floats of 3 bits
+    {{{0.0376f, 0.0402f, 0.0298f}, {0.0477f, 0.0443f, 0.0400f}, {0.0569f, 0.0551f, 0.0539f}}, 1.12f, 0.0596f},
+    // of 4 bits
+    {{{0.0437f, 0.0479f, 0.0246f}, {0.0423f, 0.0477f, 0.0436f}, {0.0596f, 0.0612f, 0.0468f}}, 0.695f, 0.727f},
+    // in groups of 32 and 64
+    {{{0.0556f, 0.0f, 0.0f}, {0.0616f, 0.0f, 0.0f}, {0.0815f, 0.0f, 0.0f}}, 0.890f, 0.500f},
+    // of 16
+    {{{0.0739f, 0.0f, 0.0f}, {0.0715f, 0.0f, 0.0f}, {0.0935f, 0.0f, 0.0f}}, 0.608f, 0.511f},
+    // of more bits
+    {{{0.0494f, 0.0353f, 0.0141f}, {0.0367f, 0.0482f, 0.0194f}, {0.0745f, 0.0468f, 0.0154f}}, 0.445f, 1.59f},
 };
 constexpr KindCosts kPlain = {{}, 1.0f, 0.0f};
 
@@ -87,8 +114,8 @@ constexpr const KindCosts& kind_costs(const WeightForm& weight) {
   return row < 0 ? kPlain : kKindCosts[row];
 }
 
-// Of a split, what these cost: work: of the busiest scheduler, row tiles x 128 k; others: idle multiprocessors over
-// busy ones; doubled: log2 of the row groups of a block; steps: of 128 k that a block has x of.
+// Of a split, what these cost: work: of the busiest scheduler, row tiles x 128 k; others: idle blocks over busy ones;
+// doubled: log2 of the row groups of a block; steps: of 128 k that a block has x of.
 struct Work {
   int work;
   float idle;
@@ -97,19 +124,21 @@ struct Work {
 inline Work work_of(const Traits& traits, const Sharing& p, int blocks) {
   const int steps = p.slices.each + (p.slices.more > 0);
   const int turns = (steps + traits.turn - 1) / traits.turn, tiles = (p.most_tiles + traits.rows - 1) / traits.rows;
-  return {turns * traits.turn * tiles * traits.rows * (traits.warps / 4),
-          static_cast<float>(blocks) / static_cast<float>(p.grid) - 1.0f, (traits.whole() ? 4 : 3) - p.warps_k_shift,
-          steps << p.warps_k_shift, (p.most_tiles + p.pass_tiles - 1) / p.pass_tiles - 1};
+  return {turns * traits.turn * tiles * traits.rows * (traits.warps / 4 << p.two_each),
+          static_cast<float>(blocks << p.two_each) / static_cast<float>(p.grid) - 1.0f,
+          (traits.whole() ? 4 : 3) + p.two_each - p.warps_k_shift, steps << p.warps_k_shift,
+          (p.most_tiles + p.pass_tiles - 1) / p.pass_tiles - 1};
 }
 
 inline float cost(const Traits& traits, const Sharing& p, int blocks) {
-  const Costs& costs = traits.whole() ? kCostsWhole : kCostsHalf;
+  const int kind_of_blocks = traits.whole() ? 1 : 2 * p.two_each;
+  const Costs& costs = kCosts[kind_of_blocks];
   const Work found = work_of(traits, p, blocks);
   const int own = traits.tokens / 2;
   const float memory = static_cast<float>(weight_bytes(p, traits.weight.bits)) / costs.memory *
                        (1.0f + costs.idle * found.idle) * (1.0f + costs.groups * static_cast<float>(found.doubled));
   const KindCosts& kind = kind_costs(traits.weight);
-  const float product = costs.product[own][traits.weight.bits - 1] + kind.product[traits.whole()][own];
+  const float product = costs.product[own][traits.weight.bits - 1] + kind.product[kind_of_blocks][own];
   const float products = static_cast<float>(found.work) * product;
   const float most = std::max(products, memory), least = std::min(products, memory);
   const float x = (costs.x * static_cast<float>(traits.tokens) + costs.row * static_cast<float>(p.m)) * kind.x;
@@ -138,10 +167,16 @@ struct When {
 inline When when(const Traits& traits, const Sharing& p, int blocks) {
   const int bits = traits.weight.bits;
   if (traits.whole()) return {traits.weight.by_bytes() && (bits == 3 || bits == 5 || bits == 6) ? 2 : 1, 0};
+  const int64_t bytes = weight_bytes(p, bits) / blocks;  // of a multiprocessor
+  if (p.two_each) {
+    // By all that a ring holds and by three (two) stages (sweep_splits_20261129_two_each.json), the best splits, one
+    // row, us: 3584 x 14336 int7 12.2 and 13.0, 4096 x 4096 int8 5.4 and 5.0, 8192 x 8192 int2 6.4 and 6.0.
+    const bool few = bits == 3 || bits == 5 || bytes <= (traits.tokens == 4 ? 350'000 : 180'000);
+    return {!few ? 8 : traits.tokens == 1 ? 3 : 2, 0};
+  }
   // Why late: clusters of a next launch that begins early take the places of this one's, two blocks on a
   // multiprocessor. 3584 x 14336, two rows, W1 by (8, 6) 7.3 us, by this 5.5; 2560 x 9728 5.9 and 4.6.
   if (p.cluster_shift > 1) return {2, 8};
-  const int64_t bytes = weight_bytes(p, bits) / blocks;  // of a multiprocessor
   const int tiles = (p.most_tiles + traits.rows - 1) / traits.rows, steps = p.slices.each + (p.slices.more > 0);
   const int stages = tiles * ((steps + traits.stage_steps - 1) / traits.stage_steps);
   if (stages < traits.depth || bytes <= 61'000) return {4, 0};
@@ -175,25 +210,32 @@ inline Spread spread(const Traits& traits, Sharing p, const Room& room) {
   // Clusters came with compute capability 9.0, like launches that overlap.
   const bool many = has_many_steps(traits, p);
   const int most_shift = !room.overlap ? 0 : many || forced.parts ? kMostShift : 1;
+  // Why not fewer rows of x than make a tile worth it: these were not timed. 8192 x 8192, int6, one row by n2 13.8 us,
+  // by all of a multiprocessor 13.3.
+  const bool may_have_two =
+      room.overlap && !traits.whole() && (forced.parts ? forced.two_each : p.m > traits.tokens / 2);
   for (int cluster_shift = most_shift; cluster_shift >= 0; --cluster_shift) {
     const int clusters = room.clusters[cluster_shift];
     if (!clusters || (forced.parts && forced.blocks != 1 << cluster_shift)) continue;
     for (int warps_k_shift = 0; (1 << warps_k_shift) <= traits.warps; ++warps_k_shift) {
       const int groups = traits.warps >> warps_k_shift;
       if (forced.parts ? forced.parts != 1 << warps_k_shift : groups > kMostGroups) continue;
-      Sharing found = p;
-      const int need = share(traits, found, cluster_shift, warps_k_shift, clusters);
-      if (!need) continue;
-      const float price = cost(traits, found, room.clusters[0]);
-      if (best.bytes && price >= best.price) continue;
-      best = {found, need, price};
+      for (const bool two_each : {false, true}) {
+        if (two_each ? !may_have_two : forced.two_each) continue;
+        Sharing found = p;
+        const int need = share(traits, found, cluster_shift, warps_k_shift, clusters, two_each);
+        if (!need) continue;
+        const float price = cost(traits, found, room.clusters[0]);
+        if (best.bytes && price >= best.price) continue;
+        best = {found, need, price};
+      }
     }
   }
   if (!best.bytes) return best;
   Sharing& sharing = best.sharing;
   sharing.m = m;
-  best.bytes =
-      share(traits, sharing, sharing.cluster_shift, sharing.warps_k_shift, room.clusters[sharing.cluster_shift]);
+  best.bytes = share(traits, sharing, sharing.cluster_shift, sharing.warps_k_shift,
+                     room.clusters[sharing.cluster_shift], sharing.two_each);
   const When own = forced.parts ? When{forced.early, forced.next_after} : when(traits, sharing, room.clusters[0]);
   sharing.early = own.early, sharing.next_after = own.next_after;
   return best;

@@ -76,7 +76,7 @@ struct Producer {
         ring{shared, problem.ring},
         steps(Stage::kNarrow ? problem.ring.steps : Stage::kSteps),
         count(own_parts.stages),
-        early(min(most_early(problem), Stage::kHalf ? count : max(count / 4, 1))),
+        early(begins_late(problem) ? 1 : min(most_early(problem), Stage::kHalf ? count : max(count / 4, 1))),
         next(Stage::kHalf ? max(count * problem.ring.split.next_after / 8, 1) : 0),
         parts(own_parts),
         first(problem, own_parts) {}
@@ -113,6 +113,10 @@ struct Producer {
   // Stages that are asked for before the kernel before has ended, at most.
   static __device__ __forceinline__ int most_early(const Problem& p) {
     return Stage::kNarrow || Stage::kHalf ? p.ring.split.early : Map::kEarly;
+  }
+
+  static __device__ __forceinline__ bool begins_late(const Problem& p) {
+    return Stage::kNarrow && Stage::kHalf && static_cast<int>(blockIdx.x) >= p.late;
   }
 
   // Stages whose barrier `full` this thread makes; other warps make the others. Why so few: a block of a whole

@@ -107,6 +107,7 @@ inline MeetingDeal deal_of_one_task(const Traits& traits, int64_t row_tiles, int
   }
   const int meet = split.blocks, warps = traits.half ? narrow::kMostWorkers / 2 : narrow::kMostWorkers;
   if (split.row_tiles != traits.row_tiles || split.parts != traits.parts_of_k || split.warps != warps) return {};
+  if (split.two_each) return {};
   if ((meet != 1 && meet != 2 && meet != 4) || (traits.parts_of_k > 1 && meet > kMostMeetOfParts)) return {};
   if (tasks > launch.clusters[meet / 2] || (launch.same_sums && meet > 2)) return {};
   if (stages < traits.parts_of_k * meet) return {};  // each warpgroup has one
@@ -167,8 +168,9 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
                                              p.ring.split)
            : !narrow      ? deal_of(traits, all, pairs * token_tiles, each, launch)
            : p.ring.whole ? MeetingDeal{deal(all, each, most, false)}
-                          : narrow::deal_whole(all, each, most, split.blocks);
+                          : narrow::deal_whole(all, each, most << split.two_each, split.blocks);
   if (p.deal.workers == 0) return false;
+  p.late = p.deal.workers >> split.two_each;
   if (!narrow) p.ring.depth = p.deal.meet > 1 || traits.parts_of_k > 1 ? traits.room.meet_depth : traits.room.depth;
   if (halves) p.ring.split.early = std::min(p.ring.split.early, p.ring.depth);
   const int blocks = p.deal.blocks_of(traits.cluster);

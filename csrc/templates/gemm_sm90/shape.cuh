@@ -177,6 +177,7 @@ struct Problem {
   narrow::Stages ring;  // of tiles of up to 16 tokens
   int box_steps;        // and a box of their codes: how many times 128 k, or all of a warp's steps
   bool deep_x;          // whether x of a stage is one box of them
+  int late;             // blocks from this one on ask for one stage early: of two each those that begin second
   int repeated;         // a block b beyond the workers does what block b & repeated does (maps.cuh)
   float* parts;  // sums of parts of tasks: [worker][first, last][block of the cluster][row tile][column][lane][4]
   void* y;

@@ -65,7 +65,7 @@ struct StageBytes {
 
 // What a kernel is told of its stages.
 struct Stages {
-  Split split{kMostWorkers, 1, 1, 1, kMostWorkers, 0};
+  Split split{kMostWorkers, 1, 1, 1, kMostWorkers, 0, 0};
   int slices = 1;     // of K, in all: parts x blocks
   bool whole = true;  // each warp has rows of its own, all of them: parts of tasks may be dealt out
   int steps;          // of 128 k in a stage
@@ -88,14 +88,25 @@ constexpr bool has_room(int parts, int tokens, int bits, int warps, bool fine) {
          shared_bytes(warps) - sums - 4096;
 }
 
+// A row tile for each of 16 warps and all of K, tasks that are cut: what is left of whole ones is dealt out in parts.
+constexpr bool is_dealt(const Split& split) {
+  return split.row_tiles == kMostWorkers && split.parts * split.blocks == 1;
+}
+
+// Blocks, or pairs of them, that a split has at once.
+constexpr int64_t at_once(const Split& split, const SplitQuestion& q, int blocks) {
+  return int64_t{q.clusters[blocks - 1]} << split.two_each;
+}
+
 // Whether a kernel can do it: its warps and stages allow it, and sums of parts, which meet once, those of a cluster
 // half in each block, are of tasks that all run at once. Half of a multiprocessor is for such tasks alone.
 constexpr bool possible(const Split& split, const SplitQuestion& q) {
   const int rows = split.row_tiles, parts = split.parts, blocks = split.blocks;
   if (rows < 1 || parts < 1 || rows * parts > q.warps || !(q.fits >> parts & 1) || split.early < 1) return false;
-  if (split.warps != q.warps || (q.warps < kMostWorkers && parts * blocks == 1)) return false;
-  if (blocks == 2) return rows % 2 == 0 && q.tiles <= int64_t{q.clusters[1]} * rows;
-  return blocks == 1 && (parts == 1 || q.tiles <= int64_t{q.clusters[0]} * rows);
+  const bool half = q.warps < kMostWorkers;
+  if (split.warps != q.warps || (split.two_each ? !half : half && parts * blocks == 1)) return false;
+  if (blocks == 2) return rows % 2 == 0 && q.tiles <= at_once(split, q, 2) * rows;
+  return blocks == 1 && ((parts == 1 && !split.two_each) || q.tiles <= at_once(split, q, 1) * rows);
 }
 
 // Those of a product of `tiles` row tiles and `steps` times 128 k; own_steps: of a warp in a stage; warps: of a block,
@@ -121,7 +132,7 @@ inline Stages stages_of(const StageBytes& stage, int own_steps, int64_t tiles, i
   }
   if (!possible(made.split, question)) return made;
   const int parts = made.split.parts;  // fits
-  made.slices = parts * made.split.blocks, made.whole = made.slices == 1 && made.split.row_tiles == warps;
+  made.slices = parts * made.split.blocks, made.whole = is_dealt(made.split);
   made.steps = own_steps * parts;
   made.bytes = stage.of(parts), made.sums_at = stage.weights + parts * stage.x;
   made.depth = room / made.bytes < most ? room / made.bytes : most;
