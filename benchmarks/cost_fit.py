@@ -78,6 +78,7 @@ class Measured:
             if name in axes:
                 moves.select(axes[name], -1).fill_(True)
             return torch.where(moves, logs[name], begin[name])
+
         counts = (-SLOWER * self.slower).exp() * self.counts[self.product]
         for rate, chooses in ((0.03, False), (0.01, True)):
             optimizer = torch.optim.Adam(list(logs.values()), lr=rate)

@@ -132,9 +132,7 @@ def main(argv: list[str]) -> int:
     candidates = Candidates(products)
     begin = dict(zip(NAMES, cost_fit.all_kinds(HEADER, "kCostsHalf", "kCostsWhole", "kCostsTwo"), strict=True))
     begin["memory"] = begin["memory"] / 1e6
-    found = candidates.measured.fit(
-        candidates.model, begin, 1200, SHARP, dict.fromkeys(begin, 0) if args.two else None
-    )
+    found = candidates.measured.fit(candidates.model, begin, 1200, SHARP, dict.fromkeys(begin, 0) if args.two else None)
     for kind, name in enumerate(("half", "whole", "two")):
         for what, value in found.items():
             print(name, what, text_of(value[kind]))
