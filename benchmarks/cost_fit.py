@@ -27,11 +27,11 @@ SHARP = 40.0  # of the softmax: candidates 1 / SHARP apart differ by e
 SQUARES = 2.0  # what the mean square counts beside what is lost
 
 
-#: What counts more than once: shapes that the targets are for, and the smallest ones, of which few splits are good.
 TWELVE = (
     "6144x4096 4096x14336 28672x4096 10240x8192 8192x28672 7168x8192 8192x3584 4608x3584 37888x3584 55296x5120 "
     "5120x27648 3584x14336"
 )
+#: What counts more than once: shapes that the targets are for, and the smallest ones, of which few splits are good.
 COUNTS = {tuple(map(int, shape.split("x"))): 3 for shape in TWELVE.split()}
 COUNTS |= {(4096, 4096): 6, (8192, 8192): 8, (57344, 8192): 5, (2048, 2048): 8, (2048, 6144): 4}
 
@@ -93,15 +93,15 @@ class Measured:
 
 def beside(found: dict, others: dict) -> dict:
     """Times of candidates by product, and those of others, each product's by what the candidates that both have took:
-    another device, or day, is a little slower or faster."""
-    merged = dict(found)
-    for product, times in others.items():
-        both = [way for way in times if way in found.get(product, ())]
+    another device, or day, is a little slower or faster. A product that ``found`` has no times of stays as it is; one
+    without such candidates is left out."""
+    merged = others | found
+    for product in others.keys() & found.keys():
+        known, times = found[product], others[product]
+        both = [way for way in times if way in known]
         if both:
-            drift = sum(math.log(found[product][way] / times[way]) for way in both) / len(both)
-            merged[product] = found[product] | {
-                way: us * math.exp(drift) for way, us in times.items() if way not in both
-            }
+            drift = sum(math.log(known[way] / times[way]) for way in both) / len(both)
+            merged[product] = {way: us * math.exp(drift) for way, us in times.items()} | known
     return merged
 
 

@@ -110,9 +110,10 @@ def fit_decode(products: dict[Product, Times], two: bool) -> None:
         if m > 4 or row < 0 or all(tile >= 8 for tile, _ in times):
             continue
         by_n8 = [us for (tile, _), us in times.items() if tile == 8]
-        each.append((product, 8, None))
-        columns.append((0, 0, 0, 0, 0, m, 8, 1.0, weight.tile_us(SM90, 8, m, n, k), *[1] * 6))
-        products[product][8, None] = 1.01 * min(by_n8)  # its split is not the fastest one always
+        if by_n8:
+            each.append((product, 8, None))
+            columns.append((0, 0, 0, 0, 0, m, 8, 1.0, weight.tile_us(SM90, 8, m, n, k), *[1] * 6))
+            products[product][8, None] = 1.01 * min(by_n8)  # its split is not the fastest one always
         for tile, split in times:
             found = None
             if split and tile < 8:

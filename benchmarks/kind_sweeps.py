@@ -74,7 +74,8 @@ def products_of(files: list[str], instead: list[str] = (), beside: list[str] = (
 
 def times_of(rows: list[list]) -> dict[Product, Times]:
     found: dict[Product, Times] = defaultdict(dict)
-    for name, n, k, m, tile, split, us in rows:
+    for weight, n, k, m, tile, split, us in rows:
+        name = weight if ":" in weight else f"{weight}:128"  # records say either
         if split:
             row_tiles, parts, blocks, _, warps, _, *two_each = split
             way = tile, (row_tiles, parts, blocks, 1, warps, 0, any(two_each))

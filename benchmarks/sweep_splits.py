@@ -42,8 +42,8 @@ Split = tuple[int, ...]  # row_tiles, parts, blocks, early, warps, next_after, a
 
 def splits_of_few_rows(row_tiles: int, blocks: int, pairs: int) -> list[Split]:
     """For n8 and n16: parts for a second kernel, whole tasks in two or three rounds, then tasks that fill a device of
-    so many blocks and pairs of them, in blocks of 16 warps and of 8, with all warps that there are and with half of
-    those that share K."""
+    so many blocks and pairs of them, in blocks of 16 warps, of 8, and two of 8 on each multiprocessor, with all warps
+    that there are and with half of those that share K."""
     found = [(16, 1, 1, early, 16, 0, False) for early in (1, 2, 3)]
     for rounds in (2, 3):
         rows = -(-row_tiles // (rounds * blocks))
@@ -62,6 +62,11 @@ def splits_of_few_rows(row_tiles: int, blocks: int, pairs: int) -> list[Split]:
                 found += [(rows, parts, together, early, warps, after, False) for early, after in chosen]
                 if parts > 2 and rows == least:
                     found.append((rows, parts // 2, together, 2, warps, 0 if warps == 16 else 6, False))
+    for together, most in ((1, 2 * blocks), (2, 2 * pairs)):
+        least = -(-row_tiles // most)
+        least += least % together
+        ways = itertools.product((least, least + together), (1, 2), (1, 2, 8))
+        found += [(rows, max(8 // rows // by, 1), together, early, 8, 0, True) for rows, by, early in ways if rows <= 8]
     return list(dict.fromkeys(found))
 
 
@@ -86,8 +91,12 @@ def once(splits: list[Split], tile: int, bits: int, n: int, k: int) -> list[Spli
     nbytes = -(-n // 16) * -(-k // 128) * (256 * bits + 32) / 132  # of a multiprocessor
     found = []
     for row_tiles, parts, blocks, _, warps, _, two_each in splits:
-        if two_each:
-            early, after = 8, 0
+        if two_each and tile < 8:
+            few = bits in (3, 5) or nbytes <= (350e3 if tile == 4 else 180e3)
+            early, after = 8 if not few else 3 if tile == 1 else 2, 0
+        elif two_each:
+            few = (5 if nbytes > 300e3 else 6) if tile > 8 else 4 if nbytes > 260e3 else 5
+            early, after = 8 if bits > few or (bits, tile) == (4, 8) else 2, 0
         elif tile >= 8:
             early = 1 if bits <= 2 else 2 if bits <= 4 else 3
             half = (2 if nbytes <= 66e3 else 3, 3 if nbytes <= 66e3 else 5 if nbytes <= 120e3 else 6)

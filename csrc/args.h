@@ -72,6 +72,7 @@ using MatmulFn = void (*)(const MatmulArgs&);
 struct Split {
   int row_tiles, parts, blocks, early, warps, next_after, two_each;
 };
+constexpr int kAllEarly = 8;  // early: as many stages as there is room for
 
 // What the time of a product depends on of a weight, beside its bits. whole_zeros: they are part of the number that
 // makes a value; any_zeros: others (form.cuh). shorter: how often 64 k are halved to be a group of a fine weight.

@@ -119,7 +119,7 @@ def force_cuda_split(
     Raises SchemeError where there is no CUDA library, or a number is not in 1 to 255 (next_after: 0 to 8).
     """
     global _split
-    library, before, split = cuda(), _split, (row_tiles, parts, blocks, early, warps, next_after, two_each)
+    library, before, split = cuda(), _split, (row_tiles, parts, blocks, early, warps, next_after, bool(two_each))
     if isinstance(library, str):
         raise SchemeError(library)
     if not (all(1 <= number <= 255 for number in split[:5]) and 0 <= next_after <= 8):

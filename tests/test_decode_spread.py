@@ -3,6 +3,7 @@ that reach beyond a weight."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -39,11 +40,14 @@ def test_three_rows_are_shared_as_four_are(native):
 
 def test_two_blocks_each_are_for_as_many_rows_as_they_were_timed_with(native):
     """A tile that holds more rows of x than there are was not timed so: 8192 x 8192, int6, 13.3 us to 13.8."""
-    two_each = {(m, tile): native.decode_split(bits, tile, m, n, k)[0][6]
-                for bits in range(1, 9) for n, k in ((8192, 8192), (3584, 14336), (6144, 4096))
-                for tile in TILES for m in range(1, tile + 1)
-                if native.decode_split(bits, tile, m, n, k)[0][6]}  # fmt: skip
-    assert {(1, 1), (2, 2)} <= set(two_each) <= {(1, 1), (2, 2), (3, 4), (4, 4)}
+    two_each = {
+        (m, tile)
+        for bits, shape in itertools.product(range(1, 9), ((8192, 8192), (3584, 14336), (6144, 4096)))
+        for tile in TILES
+        for m in range(1, tile + 1)
+        if native.decode_split(bits, tile, m, *shape)[0][6]
+    }
+    assert {(1, 1), (2, 2)} <= two_each <= {(1, 1), (2, 2), (3, 4), (4, 4)}
 
 
 @pytest.mark.parametrize(("bits", "n", "k", "split"), [(1, 57344, 8192, (2, 8, 1)), (4, 28672, 4096, (1, 16, 1))])
@@ -76,6 +80,25 @@ def test_a_tile_and_split_that_are_chosen_are_close_to_the_fastest_that_were_mea
     assert len(lost) > 650
     assert sum(lost.values()) / len(lost) < 0.0105, sorted(lost.items(), key=lambda item: -item[1])[:5]
     assert max(lost.values()) < 0.12, max(lost, key=lost.get)
+
+
+def test_two_blocks_each_ask_for_as_much_early_as_was_measured_to_be_faster(native):
+    """By two or three stages and by all, the best split of each."""
+    best = {}
+    for dtype, n, k, tile, split, us in json.loads(TWO_EACH.read_text())["rows"]:
+        if split[6]:
+            times = best.setdefault((int(dtype[3:]), tile, n, k), {})
+            way = split[3], tuple(split[:3])
+            times[way] = min(us, times.get(way, us))
+    lost = []
+    for (bits, tile, n, k), times in best.items():
+        _, fastest = min(times, key=times.get)
+        early, after = native.decode_when(bits, tile, tile, n, k, (*fastest, 1, 8, 0, 1))
+        alike = {way[0]: us for way, us in times.items() if way[1] == fastest}
+        if early in alike and len(alike) > 1:
+            lost.append(alike[early] / min(alike.values()) - 1)
+        assert after == 0
+    assert len(lost) > 550 and sum(lost) / len(lost) < 0.003, sum(lost) / len(lost)
 
 
 def test_weights_are_asked_for_as_early_as_was_measured_to_be_fastest(native):

@@ -72,8 +72,9 @@ def test_splits_that_are_chosen_are_close_to_the_fastest_that_were_measured(nati
     times = {product: of for product, of in larger.items() if product[0] > 8 * H200[0]} | swept
     two_each = least_by_shares(splits_of_few_rows("sweep_splits_20261129_two_each_n8_n16.json"))
     times = cost_fit.beside(times, two_each)
-    lost = losses(times, {product: shares(chosen_split(native, product)) for product in times})
-    assert len(lost) > 400
+    chosen = {product: shares(chosen_split(native, product)) for product in times}
+    lost = losses(times, chosen)
+    assert len(lost) > 400 and all(chosen[product][4] for product in times.keys() - lost.keys())  # two blocks each
     assert sum(lost.values()) / len(lost) < 0.008, sorted(lost.items(), key=lambda item: -item[1])[:5]
     assert max(lost.values()) < 0.11, max(lost, key=lost.get)
 
@@ -90,6 +91,21 @@ def test_halves_begin_when_it_was_measured_to_be_faster(native):
     assert len(lost) == len(times) > 200
     assert sum(lost.values()) / len(lost) < 0.013, sorted(lost.items(), key=lambda item: -item[1])[:5]
     assert max(lost.values()) < 0.12, max(lost, key=lost.get)
+
+
+def test_two_blocks_each_ask_for_as_much_early_as_was_measured_to_be_faster(native):
+    """By one stage, two and all; the fastest way of sharing of each product."""
+    lost = {}
+    for product, of in splits_of_few_rows("sweep_splits_20261129_two_each_n8_n16.json").items():
+        two_each = {split: us for split, us in of.items() if split[6]}
+        if not two_each:
+            continue
+        fastest = shares(min(two_each, key=two_each.get))
+        alike = {split[3]: us for split, us in two_each.items() if shares(split) == fastest}
+        early = native.half_early(product[0], product[1], product[2], product[3], fastest[0], H200)
+        lost[product] = alike[early] / min(alike.values()) - 1
+    assert len(lost) > 150
+    assert sum(lost.values()) / len(lost) < 0.0075, sorted(lost.items(), key=lambda item: -item[1])[:5]
 
 
 def chosen_tile(native, tiles, m, n, k, bits):

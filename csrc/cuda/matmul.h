@@ -10,8 +10,8 @@ extern "C" __attribute__((visibility("default"))) int lowbit_cuda_force(const ch
 // threads go on. It takes the place of lowbit_cuda_force.
 extern "C" __attribute__((visibility("default"))) int lowbit_cuda_try(const char* name);
 
-// From now on kernels share products of few rows of x in this way, the six numbers of struct Split (csrc/args.h), each
-// from 0 to 255: n8 and n16 of gemm_sm90 and all of decode, which refuse a product where they can't. No parts ends it.
+// From now on kernels share products in this way, the seven numbers of struct Split (csrc/args.h), each from 0 to 255:
+// those of gemm_sm90 and decode, which refuse a product where they can't. No parts ends it.
 extern "C" __attribute__((visibility("default"))) void lowbit_cuda_force_split(const int* split);
 
 // The kernels of this build for x [m, k] times a weight [n, k] on a device of `capability` (90 for 9.0) that runs so

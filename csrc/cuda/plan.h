@@ -119,10 +119,11 @@ constexpr decode::WeightForm decode_form(const Question& q) {
   return {q.bits, q.is_float, q.zero_kind != ZeroKind::kNone, units};
 }
 
-// Microseconds, about, by a tile of family decode; kLast where no block holds x. Of 660 products of 1, 2 and 4 rows (30
-// shapes, int1 to int8, nvidia-h200/sweep_splits_20261128_decode*.json, _passes*.json) the tile and split with the
-// least cost, n8 among them, are 0.9% slower than the fastest on average, 12% at worst; of 1394 of 1 to 16 rows of 34
-// other weights (sweep_splits_20261128_kinds*.json, _large_kinds.json), by these and n8 and n16, 0.9 and 19%.
+// Microseconds, about, by a tile of family decode; kLast where no block holds x. Of 657 products of 1, 2 and 4 rows (30
+// shapes, int1 to int8, nvidia-h200/sweep_splits_20261128_decode*.json, _passes*.json, 20261129_two_each.json) the tile
+// and split with the least cost, n8 among them, are 1.0% slower than the fastest on average, 12% at worst; of 1130 of
+// 1 to 16 rows of 34 other weights (sweep_splits_20261128_kinds*.json, _large_kinds.json,
+// 20261129_two_each_of_kinds.json), by these and n8 and n16, 0.9 and 19%. Where what is chosen was timed.
 inline float decode_us(int tokens, const Question& q) {
   const int pairs = q.clusters[1], clusters[] = {q.clusters[0], pairs, pairs * 15 / 32, pairs * 15 / 64};  // an H200's
   if (clusters[0] < 1) return kLast;

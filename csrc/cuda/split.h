@@ -21,7 +21,7 @@ constexpr int64_t ceil_div(int64_t all, int64_t by) { return (all + by - 1) / by
 
 constexpr SplitWork work_of(const Split& split, const SplitQuestion& q) {
   const int own = narrow::stage_steps(q.tokens, q.bits, split.warps, q.kind.fine);
-  const int64_t tasks = ceil_div(q.tiles, split.row_tiles), most = narrow::at_once(split, q, 1);
+  const int64_t tasks = ceil_div(q.tiles, split.row_tiles), most = int64_t{q.clusters[0]} << split.two_each;
   SplitWork work{0, (split.row_tiles * split.parts + 3) / 4 << split.two_each, 0, false};
   if (narrow::is_dealt(split)) {
     work.steps = ceil_div(ceil_div(tasks * q.steps, most), own) * own;
@@ -36,9 +36,10 @@ constexpr SplitWork work_of(const Split& split, const SplitQuestion& q) {
 // Microseconds, about. Products are the steps of a warp times `step` for each warp of a scheduler, and for `waits`
 // more, in which it waits for its own results. Of products and memory the lesser comes beside the greater, but for
 // `both` of its share of it. Fitted by benchmarks/fit_split_costs.py to products on an H200 (fp16, group 128, int1 to
-// int8, 37 shapes from 1024 x 3072 to 37888 x 3584; nvidia-h200/sweep_splits_20261128_n8_n16.json, of other shapes
-// _20261127_n8_n16; kTwoCosts, of two blocks of half of a multiprocessor on each, _20261129_two_each_n8_n16): of 565
-// products the split with the least is 0.7% slower than the fastest one on average, within 5% in 98%, 10% at worst.
+// int8, 37 shapes from 1024 x 3072 to 37888 x 3584; nvidia-h200/sweep_splits_20261128_n8_n16.json, of more than 16896
+// rows _20261127_n8_n16): of 484 products the split with the least is 0.6% slower than the fastest one on average,
+// within 5% in 98%, 10% at worst. kTwoCosts, of two blocks of half of a multiprocessor on each, beside these
+// (20261129_two_each_n8_n16): with them 0.7%, 97%, 10% of 565 products.
 struct SplitCosts {
   float start[2], waits[2], x[2];  // of n8, n16; x: of 128 k of it
   float step[2][8];                // by bits, from 1
@@ -87,24 +88,24 @@ constexpr int step_bytes(int bits, const WeightKind& kind) {
 
 // What a step takes more of other weights beside integers in groups of 128 k and more: whole zeros and others; short
 // groups, with none, whole and other zeros; floats, and those in short groups. By blocks of half of a multiprocessor,
-// of all of it, two of half of it on each, by n8 and n16. Why more, not times: scales and zeros take as many
-// instructions whatever the width. Fitted by benchmarks/fit_kind_costs.py to products on an H200 (34 weights, 18
-// shapes; nvidia-h200/sweep_splits_20261128_kinds*.json, 20261129_two_each_of_kinds.json): of 892 products the split
-// with the least is 0.8% slower than the fastest one on average, within 5% in 95%, 19% at worst; by the costs of
-// integers, of 504 of them, 2.3%, 83%, 24%.
+// of all of it, two of half of it on each (not thought of with other zeros), by n8 and n16. Why more, not times: scales
+// and zeros take as many instructions whatever the width. Fitted by benchmarks/fit_kind_costs.py to products on an H200
+// (34 weights, 18 shapes; nvidia-h200/sweep_splits_20261128_kinds*.json, 20261129_two_each_of_kinds.json): of 928
+// products the split with the least is 0.9% slower than the fastest one on average, within 5% in 95%, 19% at worst; by
+// the costs of integers, of 504 of them, 2.3%, 83%, 24%.
 constexpr float kNarrowKinds[7][3][2] = {
-    {{0.00387f, 0.00827f}, {0.00505f, 0.00426f}, {0.00581f, 0.00803f}},   // whole zeros
-    {{0.000765f, -0.0264f}, {-0.00431f, -0.0176f}, {0.0193f, -0.0332f}},  // other zeros
-    {{0.00983f, 0.0291f}, {0.0134f, 0.0182f}, {0.0106f, 0.0310f}},        // short groups
-    {{0.0221f, 0.0501f}, {0.0262f, 0.0335f}, {0.0250f, 0.0472f}},         // and whole zeros
-    {{0.0552f, 0.0100f}, {0.0338f, 0.0551f}, {0.0501f, 0.0100f}},         // and other zeros: no halves of 16 tokens
-    {{-0.00246f, -0.00707f}, {0.00590f, 0.00489f}, {0.0619f, 0.0692f}},   // floats
-    {{0.00700f, 0.0248f}, {0.0143f, 0.0240f}, {0.00734f, 0.0227f}},       // floats in short groups
+    {{0.00387f, 0.00827f}, {0.00505f, 0.00426f}, {0.00730f, 0.0120f}},       // whole zeros
+    {{0.000765f, -0.0264f}, {-0.00431f, -0.0176f}, {0.0187f, -0.0337f}},     // other zeros
+    {{0.00983f, 0.0291f}, {0.0134f, 0.0182f}, {0.0106f, 0.0310f}},           // short groups
+    {{0.0221f, 0.0501f}, {0.0262f, 0.0335f}, {0.0250f, 0.0472f}},            // and whole zeros
+    {{0.0552f, 0.0100f}, {0.0338f, 0.0551f}, {0.0491f, 0.0100f}},            // and other zeros: no halves of 16 tokens
+    {{-0.00246f, -0.00707f}, {0.00590f, 0.00489f}, {0.000929f, -0.00185f}},  // floats
+    {{0.00700f, 0.0248f}, {0.0143f, 0.0240f}, {0.0105f, 0.0316f}},           // floats in short groups
 };
 constexpr float kShorterWork[2] = {1.93f, 1.43f};  // of n8, n16: times that, with groups of 32, and once more of 16
 // Times that of a step of floats of 3 to 8 bits, by blocks of each kind. Seven bits: as six, not timed.
-constexpr float kFloatWork[6][3] = {{1.26f, 1.15f, 0.559f}, {1.35f, 1.23f, 1.55f},  {1.03f, 0.892f, 1.00f},
-                                    {1.30f, 1.18f, 0.766f}, {1.30f, 1.18f, 0.766f}, {1.15f, 0.963f, 1.17f}};
+constexpr float kFloatWork[6][3] = {{1.26f, 1.15f, 1.27f}, {1.35f, 1.23f, 1.35f}, {1.03f, 0.892f, 1.00f},
+                                    {1.30f, 1.18f, 1.24f}, {1.30f, 1.18f, 1.24f}, {1.15f, 0.963f, 1.17f}};
 // What x takes where zeros are no whole numbers, of n8 and n16: helping warps add it up, for each part of K.
 constexpr float kAnyZerosX[2] = {2.69f, 5.91f};
 // Values of a codebook are looked up: n8 17.6 us and int4 13.7 with groups of 64.
@@ -150,13 +151,14 @@ constexpr float split_us(const Split& split, const SplitQuestion& q) {
 // pairs of stages and eighths for 702 splits (31 shapes, int1 to int8; sweep_splits_20261128_n8_n16.json): this is 0.7%
 // slower on average with 8 tokens, 1.1% with 16, 11% at worst; without the last step 8192 x 8192, int8 and 8 tokens
 // by 4 x 2 x 1 takes 18.7 us, so 17.9 (_halves_early).
-// Of two blocks each the first asks for what its ring holds where its stages are large or soon used, else for two; the
-// second one always for one (sweep_splits_20261129_two_each_n8_n16.json: by 1, 2 and all of them).
+// Of two blocks each the one that begins second asks for one stage, the other one for two or all of them: of splits by
+// 1, 2 and all (sweep_splits_20261129_two_each_n8_n16.json) this is 0.6% slower than the best on average, always two
+// 1.1%, always all 0.9%.
 constexpr Split half_of(Split split, const SplitQuestion& q) {
   const int64_t bytes = q.tiles * q.steps * (256 * q.bits + 32) / q.clusters[0];  // of a multiprocessor
   if (split.two_each) {
     const int few = q.tokens > 8 ? (bytes > 300'000 ? 5 : 6) : bytes > 260'000 ? 4 : 5;  // bits, the most
-    split.early = q.bits > few || (q.bits == 4 && q.tokens == 8) ? 8 : 2;
+    split.early = q.bits > few || (q.bits == 4 && q.tokens == 8) ? kAllEarly : 2;
     return split;
   }
   split.early = bytes <= 66'000 ? 2 : 3;
@@ -181,7 +183,7 @@ constexpr int kMostStepsOfHalves = 128;
 // groups of 64 with minima, 8 rows 5.8 us for 5.1.
 constexpr bool may_have_two(const Split& split, const SplitQuestion& q) {
   const int64_t blocks = ceil_div(q.tiles, split.row_tiles) * split.blocks;
-  return !q.kind.any_zeros && blocks * 6 >= narrow::at_once(split, q, split.blocks) * split.blocks * 5;
+  return !q.kind.any_zeros && blocks * 6 >= narrow::at_once(split, q) * split.blocks * 5;
 }
 
 // The fastest split by blocks of q.warps warps, of 8 one or two on a multiprocessor; no row tiles where none is
@@ -203,10 +205,8 @@ constexpr TimedSplit fastest_split(const SplitQuestion& q) {
     look_at(q.warps, 1, 1);
     for (int rows = q.warps / 2; rows < q.warps && q.tiles > int64_t{q.clusters[0]} * rows; ++rows) look_at(rows, 1, 1);
   }
-  for (int way = 0; way < (half ? 4 : 2); ++way) {
-    const int blocks = 1 + way % 2;
-    const bool two_each = way >= 2;
-    if (q.clusters[blocks - 1] < 1) continue;
+  const auto look_at_each = [&](int blocks, bool two_each) {
+    if (q.clusters[blocks - 1] < 1) return;
     const int64_t fewest = ceil_div(ceil_div(q.tiles, int64_t{q.clusters[blocks - 1]} << two_each), blocks) * blocks;
     for (int64_t rows = fewest; rows <= std::min<int64_t>(fewest + blocks, q.warps); rows += blocks) {
       int parts = q.warps / static_cast<int>(rows);
@@ -217,6 +217,10 @@ constexpr TimedSplit fastest_split(const SplitQuestion& q) {
       const bool half_idle = !half && parts == 2 && blocks == 2;
       if (parts > 1 && !half_idle) look_at(static_cast<int>(rows), parts / 2, blocks, two_each);
     }
+  };
+  for (int blocks = 1; blocks <= 2; ++blocks) {
+    look_at_each(blocks, false);
+    if (half) look_at_each(blocks, true);
   }
   return best;
 }

@@ -10,8 +10,9 @@
 // 64 (float4_e2m1), and floats without zeros: gemm_sm80 and gemm_sm90 take the rest. Weights do not depend on the
 // kernel before: the first of them are fetched before griddepcontrol.wait.
 //
-// Blocks take half of a multiprocessor, so that the next launch starts early beside them, or all of it, where twice as
-// many warps are worth more than that.
+// Blocks take half of a multiprocessor, so that the next launch starts early beside them; or all of it, where twice as
+// many warps are worth more than that; or there are two of half of it on each, which have as many warps, and let the
+// next launch start where the first of them ends (sharing.cuh).
 #pragma once
 #include <cuda_runtime.h>
 
@@ -64,7 +65,8 @@ inline int launch_spread(const Kernel& kernel, Problem p, const Spread& found, c
   if (!found.bytes) return cudaErrorInvalidValue;
   static_cast<Sharing&>(p) = found.sharing;
   const int blocks = launched_blocks(kernel.traits, p, launch);
-  // Why all shared memory: two blocks of one launch on a multiprocessor would leave another one idle.
+  // Why all shared memory: more blocks of one launch on a multiprocessor than it is meant to have would leave another
+  // one idle.
   return start(kernel.function, p, blocks, 32 * kernel.traits.warps, kernel.traits.shared_bytes, 1 << p.cluster_shift,
                launch);
 }

@@ -15,7 +15,7 @@
 //
 // Up to 16 tokens tasks may have fewer rows, so that the device is full of whole ones: warps of a block, and two blocks
 // of a cluster, then share K, and their sums meet in shared memory (narrow/split.cuh). Blocks of small products take
-// half of a multiprocessor, and those of the next one begin beside them.
+// half of a multiprocessor, and those of the next one begin beside them; or there are two of them on each.
 //
 // A worker stores y of a task that it has all of; of others it leaves the sums of its part in memory, and add_parts
 // makes y of them. With more tokens, blocks of a cluster may have equal parts of a task left over instead: their sums

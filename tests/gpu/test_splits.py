@@ -182,6 +182,10 @@ def test_a_split_that_no_kernel_can_do_is_refused():
     assert not right(row, (520, 1024), (8, 1, 2), 1, "none", warps=12)
     assert not right(row, (520, 1024), (8, 1, 2), 1, "none", warps=16, two_each=True)
     assert not right(row_of("int4", torch.float16, "decode", 1), (520, 1024), (1, 8, 1), 1, "none", 8, two_each=True)
+    if torch.cuda.get_device_capability() == (9, 0):  # tiles of more tokens never have two each
+        for split, warps in (((8, 1, 2), 16), ((8, 1, 2), 8)):
+            row = row_of("int4", torch.float16, "gemm_sm90", 32)
+            assert not right(row, (520, 1024), split, 1, "none", warps=warps, two_each=True)
     with pytest.raises(SchemeError, match="must be in 1 to 255, next_after in 0 to 8, got"):
         with extension.force_cuda_split(1, 1, 1, next_after=9):
             pass

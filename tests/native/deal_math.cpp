@@ -173,6 +173,12 @@ PYBIND11_MODULE(deal_math, m) {
     return numbers_of(split);
   });
   m.def("has_room", lowbit::narrow::has_room);
+  // Stages that the first of two blocks each asks for early.
+  m.def("half_early", [](int64_t tiles, int64_t steps, int tokens, int bits, int row_tiles,
+                         std::array<int, 2> clusters) {
+    return lowbit::cuda::half_of({row_tiles, 1, 1, 1, 8, 0, 1}, {tiles, steps, tokens, bits, 8, clusters.data(), ~0u})
+        .early;
+  });
   m.def("step_bytes", [](int bits, KindNumbers kind) { return lowbit::cuda::step_bytes(bits, weight_kind(kind)); });
   // Of split_us: steps, busy, turns, whether in parts.
   m.def("split_work", [](int64_t tiles, int64_t steps, int tokens, int bits, const Seven& split,

@@ -105,8 +105,8 @@ int main() {
   run_one<Int<4>, __half, 1, false>({90, 1300, 1, 128, kNone, kFp16, 7, 90}, {4, 2, 1, 4, 8, 4});
   run_one<Int<3>, __half, 2, false>({40, 1303, 2, 128, kZero, kFp16, 6, 90}, {1, 8, 2, 4, 8, 4});
   run_one<Float<2, 1>, __nv_bfloat16, 1, false>({16, 520, 1, 128, kNone, kFp16, 4, 90}, {2, 4, 1, 1, 8, 0});
-  // Two blocks on each multiprocessor: one has its ring full early, or two that share K do; fewer than twice as many,
-  // so that some repeat what others do.
+  // Two blocks on each multiprocessor, those that begin first with a full ring early: alone, two that share K, fewer
+  // than twice as many, so that some repeat what others do, floats of 8 bits.
   run_one<Int<4>, __half, 1, false>({600, 2100, 1, 128, kNone, kFp16, 4, 90}, {1, 8, 1, 8, 8, 0, 1});
   run_one<Int<7>, __nv_bfloat16, 2, false>({700, 2100, 2, 128, kZero, kBf16, 4, 90}, {2, 4, 2, 3, 8, 0, 1});
   run_one<Int<2>, __half, 4, false>({90, 1300, 3, 256, kMin, kFp16, 4, 90}, {1, 8, 1, 2, 8, 0, 1});

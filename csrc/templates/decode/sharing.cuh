@@ -82,12 +82,13 @@ constexpr Traits traits_of(const WeightForm& weight) {
 }
 
 // Splits K over 2^cluster_shift blocks of 2^warps_k_shift warps each, in p, where so many of those clusters run at
-// once, or twice as many; the bytes of shared memory that a block then takes, or 0 when that is more than there is.
+// once, or twice as many (two_each); the bytes of shared memory that a block then takes, or 0 when that is more than
+// there is, or no multiprocessor would have two blocks.
 //
 // Why two blocks on each multiprocessor in place of one of all of it: the next launch begins where one of them has
 // ended, and has its first weights when the other one ends; a block of all of it finds memory idle for 1.9 us. The
-// blocks that begin first, the lower ones, ask for all that their rings hold. Those that begin when the launch before
-// ends ask for one stage, or x would stand in line behind weights. One row, us, int3, int4, int5, int8 at 8192 x 8192
+// blocks that begin first, the lower ones, ask for several stages (`when`). Those that begin when the launch before
+// ends ask for one, or x would stand in line behind weights. One row, us, int3, int4, int5, int8 at 8192 x 8192
 // 8.0, 9.5, 11.9, 17.2; so 7.6, 9.0, 11.2, 16.6.
 inline int share(const Traits& traits, Sharing& p, int cluster_shift, int warps_k_shift, int clusters, bool two_each) {
   constexpr int kMostTiles = 8;  // of a pass that is not the only one

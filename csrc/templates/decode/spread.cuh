@@ -115,7 +115,8 @@ constexpr const KindCosts& kind_costs(const WeightForm& weight) {
 }
 
 // Of a split, what these cost: work: of the busiest scheduler, row tiles x 128 k; others: idle blocks over busy ones;
-// doubled: log2 of the row groups of a block; steps: of 128 k that a block has x of.
+// doubled: log2 of the row groups of a multiprocessor, or of a half that is alone; steps: of 128 k that a block has x
+// of.
 struct Work {
   int work;
   float idle;
@@ -172,7 +173,7 @@ inline When when(const Traits& traits, const Sharing& p, int blocks) {
     // By all that a ring holds and by three (two) stages (sweep_splits_20261129_two_each.json), the best splits, one
     // row, us: 3584 x 14336 int7 12.2 and 13.0, 4096 x 4096 int8 5.4 and 5.0, 8192 x 8192 int2 6.4 and 6.0.
     const bool few = bits == 3 || bits == 5 || bytes <= (traits.tokens == 4 ? 350'000 : 180'000);
-    return {!few ? 8 : traits.tokens == 1 ? 3 : 2, 0};
+    return {!few ? kAllEarly : traits.tokens == 1 ? 3 : 2, 0};
   }
   // Why late: clusters of a next launch that begins early take the places of this one's, two blocks on a
   // multiprocessor. 3584 x 14336, two rows, W1 by (8, 6) 7.3 us, by this 5.5; 2560 x 9728 5.9 and 4.6.

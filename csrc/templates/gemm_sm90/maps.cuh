@@ -88,7 +88,8 @@ inline MeetingDeal deal_of(const Traits& traits, int tasks, int pairs, int stage
   const bool paired = traits.cluster == 2;
   const int meet = launch.forced.parts ? launch.forced.blocks : 0;
   const int most_meet = launch.same_sums ? 2 : kMostMeet;
-  if (meet > most_meet || (meet && (launch.forced.warps < narrow::kMostWorkers || launch.forced.parts > 1))) return {};
+  const Split& by = launch.forced;
+  if (meet > most_meet || (meet && (by.warps < narrow::kMostWorkers || by.parts > 1 || by.two_each))) return {};
   if (meet > 1) return deal_to_clusters(tasks, stages, clusters.of[meet], meet);
   if (meet == 1) return MeetingDeal{deal(paired ? pairs : tasks, stages, clusters.of[traits.cluster], true)};
   return paired ? best_deal_of_pairs(pairs, tasks, stages, clusters, most_meet)
@@ -116,7 +117,7 @@ inline MeetingDeal deal_of_one_task(const Traits& traits, int64_t row_tiles, int
 }
 
 // How many blocks of those are launched: as many as the device holds at once. Those beyond the workers repeat what
-// others do: see launched_blocks of decode/spread.cuh for why.
+// others do: see launched_blocks of decode/sharing.cuh for why.
 inline int launched_blocks(Problem& p, const Launch& launch) {
   const int workers = p.deal.workers, all = launch.clusters[p.deal.meet / 2] * p.deal.meet;
   if (!launch.overlap) return workers;

@@ -23,8 +23,8 @@ using layout::kStepK;  // 128 k: whole tiles of every plane
 constexpr int kSharedAlone = 220 * 1024;
 // Of one of more than 128 tokens, which then has five places of x with all types of weights (large.cuh).
 constexpr int kSharedTwoRings = 222 * 1024;
-// Of one of two blocks, of products that follow each other: the second begins when the first has asked for most of its
-// weights.
+// Of one of two blocks: of products that follow each other, the second of which begins when the first has asked for
+// most of its weights, or of one product.
 constexpr int kSharedHalf = 110 * 1024;
 static_assert(kSharedAlone == narrow::shared_bytes(16) && kSharedHalf == narrow::shared_bytes(8));
 

@@ -93,20 +93,21 @@ constexpr bool is_dealt(const Split& split) {
   return split.row_tiles == kMostWorkers && split.parts * split.blocks == 1;
 }
 
-// Blocks, or pairs of them, that a split has at once.
-constexpr int64_t at_once(const Split& split, const SplitQuestion& q, int blocks) {
-  return int64_t{q.clusters[blocks - 1]} << split.two_each;
+// Blocks, or pairs of them, of a split that run at once.
+constexpr int64_t at_once(const Split& split, const SplitQuestion& q) {
+  return int64_t{q.clusters[split.blocks - 1]} << split.two_each;
 }
 
 // Whether a kernel can do it: its warps and stages allow it, and sums of parts, which meet once, those of a cluster
-// half in each block, are of tasks that all run at once. Half of a multiprocessor is for such tasks alone.
+// half in each block, are of tasks that all run at once. Half of a multiprocessor is for such tasks alone. Two each of
+// fewer blocks than there are multiprocessors are right too, though nothing gains.
 constexpr bool possible(const Split& split, const SplitQuestion& q) {
   const int rows = split.row_tiles, parts = split.parts, blocks = split.blocks;
   if (rows < 1 || parts < 1 || rows * parts > q.warps || !(q.fits >> parts & 1) || split.early < 1) return false;
   const bool half = q.warps < kMostWorkers;
   if (split.warps != q.warps || (split.two_each ? !half : half && parts * blocks == 1)) return false;
-  if (blocks == 2) return rows % 2 == 0 && q.tiles <= at_once(split, q, 2) * rows;
-  return blocks == 1 && ((parts == 1 && !split.two_each) || q.tiles <= at_once(split, q, 1) * rows);
+  if (blocks == 2) return rows % 2 == 0 && q.tiles <= at_once(split, q) * rows;
+  return blocks == 1 && ((parts == 1 && !split.two_each) || q.tiles <= at_once(split, q) * rows);
 }
 
 // Those of a product of `tiles` row tiles and `steps` times 128 k; own_steps: of a warp in a stage; warps: of a block,
