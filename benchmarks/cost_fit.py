@@ -105,6 +105,12 @@ def beside(found: dict, others: dict) -> dict:
     return merged
 
 
+def kind_of(split: tuple[int, ...]) -> int:
+    """The kind of blocks of a split, the numbers of ``struct Split``: of half of a multiprocessor, of all of it, two of
+    half of it on each."""
+    return 2 if split[6] else int(split[4] == 16)
+
+
 def summary(lost: torch.Tensor) -> str:
     return (
         f"{len(lost)} products, {lost.mean():.2%} lost, {lost.max():.0%} at worst, "

@@ -27,7 +27,6 @@ from tile_model import BLOCKS, PAIRS, native
 
 SM90 = 2  # the family
 TOKENS = (1, 2, 4)
-WHOLE = 16  # warps of a block
 #: Of the softmax, as in cost_fit.py: of all kinds by 40, 80 and 200 the least cost loses 1.06, 0.92 and 0.77%, of two
 #: blocks each by 100, 200 and 400 1.10, 1.03 and 1.02.
 SHARP = 400.0
@@ -101,7 +100,7 @@ class Candidates:
             us, *work = native.decode_work(bits, tile, m, n, k, split)
             megabytes = -(-n // 16) * -(-k // 128) * (256 * bits + 32) / 1e6
             shift = split[2].bit_length() - 1
-            kind = 2 if split[6] else split[4] == WHOLE
+            kind = cost_fit.kind_of(split)
             columns.append((0, kind, TOKENS.index(tile), bits - 1, shift, us, m, tile, megabytes, *work))
         table = torch.tensor(columns, dtype=torch.float64).T
         self.is_n8, self.kind, self.own, self.bits, self.shift = (column.long() for column in table[:5])

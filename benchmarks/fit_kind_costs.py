@@ -21,7 +21,7 @@ import sys
 import cost_fit
 import torch
 from fit_split_costs import text_of
-from kind_sweeps import SM90, WHOLE, Product, Split, Times, Weight, chosen_way, lost_by_plan, products_of
+from kind_sweeps import SM90, WHOLE, Product, Times, Weight, chosen_way, lost_by_plan, products_of
 from tile_model import BLOCKS, PAIRS, native
 
 TOKENS = (1, 2, 4)
@@ -36,11 +36,6 @@ def tell_plan(products: dict[Product, Times]) -> None:
     print(f"{len(lost)} of {len(products)} products: {sum(lost.values()) / len(lost):.2%} lost")
     for product in sorted(lost, key=lost.get, reverse=True)[:12]:
         print(f"  {lost[product]:.1%}", *product, chosen_way(product, {tile for tile, _ in products[product]}))
-
-
-def kind_of(split: Split) -> int:
-    """Of blocks: of half of a multiprocessor, of all of it, two of half of it on each."""
-    return 2 if split[6] else int(split[4] == WHOLE)
 
 
 def table_of(columns: list[tuple]) -> torch.Tensor:
@@ -63,7 +58,7 @@ def fit_narrow(products: dict[Product, Times], two: bool) -> None:
             )
             doubled = (split[1] * split[2]).bit_length() - 1
             megabytes = tiles * steps * native.step_bytes(weight.bits, of) / 1e6
-            kind, own = kind_of(split), tile > 8
+            kind, own = cost_fit.kind_of(split), tile > 8
             fixed = start[kind, int(own)] + sums[kind] * doubled * split[0] * (tile // 8)
             fixed += turn[kind] * turns + parts_cost[kind] * in_parts
             now = native.split_us(tiles, steps, tile, weight.bits, split, [BLOCKS, PAIRS], of)
@@ -123,7 +118,7 @@ def fit_decode(products: dict[Product, Times], two: bool) -> None:
             us, *work = found
             each.append((product, tile, split))
             megabytes = -(-n // 16) * -(-k // 128) * (256 * weight.bits + 32) / 1e6
-            columns.append((kind_of(split), TOKENS.index(tile), row, weight.bits - 1,
+            columns.append((cost_fit.kind_of(split), TOKENS.index(tile), row, weight.bits - 1,
                             split[2].bit_length() - 1, m, tile, megabytes, us, *work))  # fmt: skip
     table = table_of(columns)
     kind, own, row, bits, shift = (column.long() for column in table[:5])

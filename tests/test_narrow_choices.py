@@ -137,7 +137,9 @@ def test_tiles_and_splits_of_other_weights_that_are_chosen_are_close_to_the_fast
     two_each = [RESULTS / "sweep_splits_20261129_two_each_of_kinds.json"]
     products = kind_sweeps.products_of(sorted(RESULTS.glob("sweep_splits_20261128_kinds*.json")), large, two_each)
     lost = kind_sweeps.lost_by_plan(products)
-    assert len(lost) > 1120
+    untimed = [(product, {tile for tile, _ in times}) for product, times in products.items() if product not in lost]
+    # Of the others most are two blocks each; the rest has few times but those of two each (63), or is as it was (48).
+    assert len(lost) > 1120 and sum(not kind_sweeps.chosen_way(*one)[1][6] for one in untimed) < 90
     assert sum(lost.values()) / len(lost) < 0.0092, sorted(lost.items(), key=lambda item: -item[1])[:8]
     assert max(lost.values()) < 0.19, max(lost, key=lost.get)
     assert sum(of > 0.1 for of in lost.values()) <= 10

@@ -76,8 +76,8 @@ constexpr Costs kCosts[3] = {kCostsHalf, kCostsWhole, kCostsTwo};
 // What other weights cost beside integers without zeros in groups of 128 k or more: of a row tile x 128 k, by kinds of
 // blocks as in kCosts, and tokens; x times so much; at the start. Why added, not times: scales and zeros take as many
 // instructions whatever the width is. Fitted by benchmarks/fit_kind_costs.py beside n8 (sweep_splits_20261128_kinds*,
-// of two each 20261129_two_each_of_kinds); of 459 products, large N measured again (_large_kinds.json), 1.1% lost to
-// the fastest tile and split, 16% at worst. The start of float4_e2m1 in groups of 32 and 64 is less than what was
+// of two each 20261129_two_each_of_kinds); of 486 products, large N measured again (_large_kinds.json), 1.2% lost to
+// the fastest tile and split, 20% at worst. The start of float4_e2m1 in groups of 32 and 64 is less than what was
 // fitted, 0.87, by which n8 took 4096 x 4096 in groups of 32 (4.5 us for 4.2).
 struct KindCosts {
   float product[3][3], x, start;
