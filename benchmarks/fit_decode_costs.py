@@ -3,13 +3,15 @@ and n8 of family gemm_sm90 too.
 
     python benchmarks/fit_decode_costs.py benchmarks/results/nvidia-h200/sweep_splits_20261128_decode*.json \
         --instead benchmarks/results/nvidia-h200/sweep_splits_20261128_passes*.json \
-        --beside benchmarks/results/nvidia-h200/sweep_splits_20261129_two_each.json
+        --beside benchmarks/results/nvidia-h200/sweep_splits_20261129_two_each.json \
+        --again benchmarks/results/nvidia-h200/sweep_splits_20261129_int6.json
 
 Needs torch and a C++ compiler (what a split costs, and when its blocks ask for weights, is what spread.cuh says). Rows
 of the files: weight, N, K, rows of x, tokens of the tile, [split, us] each; or those of sweep_splits.py, with --rows
 and without. Of shapes that files behind --instead have, those before it do not count; times of files behind --beside
-count by what the splits that others have too took there. Prints the new constants, found from those that spread.cuh
-has, and what the least cost takes more than the fastest, before and after.
+count by what the splits that others have too took there; products that files behind --again have count by these alone.
+Prints the new constants, found from those that spread.cuh has, and what the least cost takes more than the fastest,
+before and after.
 """
 
 from __future__ import annotations
@@ -50,12 +52,15 @@ def rows_of(file: str) -> list[tuple[str, int, int, int, int, list]]:
     return found
 
 
-def products_of(files: list[str], instead: list[str] = (), beside: list[str] = ()) -> dict[Product, Times]:
+def products_of(
+    files: list[str], instead: list[str] = (), beside: list[str] = (), again: list[str] = ()
+) -> dict[Product, Times]:
     """What each split took by the stages and eighths that ``when`` gives it, or near; of n8 what its own took."""
     newer = [row for file in instead for row in rows_of(file)]
-    again = {row[1:3] for row in newer}
-    older = [row for file in files for row in rows_of(file) if row[1:3] not in again]
-    return cost_fit.beside(times_of(older + newer), times_of([row for file in beside for row in rows_of(file)]))
+    shapes = {row[1:3] for row in newer}
+    older = [row for file in files for row in rows_of(file) if row[1:3] not in shapes]
+    found = cost_fit.beside(times_of(older + newer), times_of([row for file in beside for row in rows_of(file)]))
+    return found | times_of([row for file in again for row in rows_of(file)])
 
 
 def times_of(rows: list[tuple]) -> dict[Product, Times]:
@@ -124,11 +129,11 @@ class Candidates:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+", help="records of sweeps")
-    for name in ("--instead", "--beside"):
+    for name in ("--instead", "--beside", "--again"):
         parser.add_argument(name, nargs="*", default=[], help="others, see above")
     parser.add_argument("--two", action="store_true", help="kCostsTwo alone; the others stay")
     args = parser.parse_args(argv)
-    products = products_of(args.files, args.instead, args.beside)
+    products = products_of(args.files, args.instead, args.beside, args.again)
     candidates = Candidates(products)
     begin = dict(zip(NAMES, cost_fit.all_kinds(HEADER, "kCostsHalf", "kCostsWhole", "kCostsTwo"), strict=True))
     begin["memory"] = begin["memory"] / 1e6

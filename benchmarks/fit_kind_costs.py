@@ -3,14 +3,16 @@ csrc/cuda/split.h (n8, n16) and csrc/templates/decode/spread.cuh, beside which t
 
     python benchmarks/fit_kind_costs.py narrow benchmarks/results/nvidia-h200/sweep_splits_20261128_kinds*.json \
         --instead benchmarks/results/nvidia-h200/sweep_splits_20261128_large_kinds.json \
-        --beside benchmarks/results/nvidia-h200/sweep_splits_20261129_two_each_of_kinds.json
+        --beside benchmarks/results/nvidia-h200/sweep_splits_20261129_two_each_of_kinds.json \
+        --again benchmarks/results/nvidia-h200/sweep_splits_20261129_int6_kinds.json
     python benchmarks/fit_kind_costs.py decode ... (the same files)
     python benchmarks/fit_kind_costs.py plan ... (what the tiles and splits that are chosen take more than the fastest)
 
 The files are those of ``sweep_splits.py --rows``; of shapes that those behind --instead have, products of up to 4 rows
-of the others do not count; times of those behind --beside count by what the splits that others have too took there.
-Needs torch and a C++ compiler. Prints the new numbers, and what the split with the least cost takes more than the
-fastest one, before and after; decode's beside n8 as its costs are.
+of the others do not count; times of those behind --beside count by what the splits that others have too took there,
+and products that those behind --again have count by these alone. Needs torch and a C++ compiler. Prints the new
+numbers, and what the split with the least cost takes more than the fastest one, before and after; decode's beside n8 as
+its costs are.
 """
 
 from __future__ import annotations
@@ -162,10 +164,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("which", choices=("narrow", "decode", "plan"))
     parser.add_argument("files", nargs="+", help="records of sweeps")
     parser.add_argument("--two", action="store_true", help="of two blocks on each multiprocessor; the others stay")
-    for name in ("--instead", "--beside"):
+    for name in ("--instead", "--beside", "--again"):
         parser.add_argument(name, nargs="*", default=[], help="others, see above")
     args = parser.parse_args(argv)
-    products = products_of(args.files, args.instead, args.beside)
+    products = products_of(args.files, args.instead, args.beside, args.again)
     if args.which == "plan":
         tell_plan(products)
     else:

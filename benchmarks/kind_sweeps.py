@@ -59,17 +59,19 @@ Product = tuple[str, int, int, int]  # weight, n, k, rows of x
 Times = dict[tuple[int, Split], float]  # tile and split -> us
 
 
-def products_of(files: list[str], instead: list[str] = (), beside: list[str] = ()) -> dict[Product, Times]:
+def products_of(
+    files: list[str], instead: list[str] = (), beside: list[str] = (), again: list[str] = ()
+) -> dict[Product, Times]:
     """Of shapes that files of ``instead`` have, products of up to 4 rows of the others do not count; those of
-    ``beside`` by what the splits that others have too took there."""
+    ``beside`` by what the splits that others have too took there; products that ``again`` has by these alone."""
 
     def rows_of(files: list[str]) -> list[list]:
         return [row for file in files for row in json.loads(Path(file).read_text())["rows"]]
 
     newer = rows_of(instead)
-    again = {tuple(row[1:3]) for row in newer}
-    older = [row for row in rows_of(files) if row[3] > 4 or tuple(row[1:3]) not in again]
-    return cost_fit.beside(times_of(older + newer), times_of(rows_of(beside)))
+    shapes = {tuple(row[1:3]) for row in newer}
+    older = [row for row in rows_of(files) if row[3] > 4 or tuple(row[1:3]) not in shapes]
+    return cost_fit.beside(times_of(older + newer), times_of(rows_of(beside))) | times_of(rows_of(again))
 
 
 def times_of(rows: list[list]) -> dict[Product, Times]:

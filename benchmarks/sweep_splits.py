@@ -91,7 +91,9 @@ def once(splits: list[Split], tile: int, bits: int, n: int, k: int) -> list[Spli
     nbytes = -(-n // 16) * -(-k // 128) * (256 * bits + 32) / 132  # of a multiprocessor
     found = []
     for row_tiles, parts, blocks, _, warps, _, two_each in splits:
-        if two_each and tile < 8:
+        if two_each and tile < 4 and bits == 6:
+            early, after = 2 if nbytes <= 120e3 else 3 if nbytes <= 200e3 else 4, 0
+        elif two_each and tile < 8:
             few = bits in (3, 5) or nbytes <= (350e3 if tile == 4 else 180e3)
             early, after = 8 if not few else 3 if tile == 1 else 2, 0
         elif two_each:
@@ -111,8 +113,7 @@ def once(splits: list[Split], tile: int, bits: int, n: int, k: int) -> list[Spli
         elif tile == 4 or nbytes > 270e3:
             early, after = 2 if nbytes <= 97e3 else 1, 0
         else:
-            early = 1 if bits == 6 and nbytes > 97e3 else 2
-            after = 0 if nbytes <= 90e3 else 5 if nbytes <= 145e3 else 7
+            early, after = 2, 0 if nbytes <= 90e3 else 5 if nbytes <= 145e3 else 7
         found.append((row_tiles, parts, blocks, early, warps, after, two_each))
     return list(dict.fromkeys(found))
 

@@ -17,6 +17,7 @@ RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "nvidia-h200
 SWEEPS = sorted(RESULTS.glob("sweep_splits_20261128_decode*.json"))
 PASSES = sorted(RESULTS.glob("sweep_splits_20261128_passes*.json"))
 TWO_EACH = RESULTS / "sweep_splits_20261129_two_each.json"
+SIX_BITS = RESULTS / "sweep_splits_20261129_int6.json"  # since their rings are others
 WHEN = RESULTS / "sweep_splits_20261128_decode_when.json"
 DECODE, SM90, TILES = 0, 2, (1, 2, 4)
 
@@ -60,7 +61,7 @@ def test_sums_of_all_tiles_meet_at_once_where_there_is_room(native, bits, n, k, 
 
 def test_a_tile_and_split_that_are_chosen_are_close_to_the_fastest_that_were_measured(native):
     fit_decode_costs = pytest.importorskip("fit_decode_costs")
-    products = fit_decode_costs.products_of(SWEEPS, PASSES, [TWO_EACH])
+    products = fit_decode_costs.products_of(SWEEPS, PASSES, [TWO_EACH], [SIX_BITS])
 
     def us(family, tile, product):
         bits, n, k, m = product
@@ -83,10 +84,11 @@ def test_a_tile_and_split_that_are_chosen_are_close_to_the_fastest_that_were_mea
 
 
 def test_two_blocks_each_ask_for_as_much_early_as_was_measured_to_be_faster(native):
-    """By two or three stages and by all, the best split of each."""
+    """By two or three stages and by all, of 6 bits by four too, the best split of each."""
     best = {}
-    for dtype, n, k, tile, split, us in json.loads(TWO_EACH.read_text())["rows"]:
-        if split[6]:
+    before = [row for row in json.loads(TWO_EACH.read_text())["rows"] if row[0] != "int6" or row[3] == 4]
+    for dtype, n, k, tile, split, us in before + json.loads(SIX_BITS.read_text())["rows"]:
+        if split and split[6]:
             times = best.setdefault((int(dtype[3:]), tile, n, k), {})
             way = split[3], tuple(split[:3])
             times[way] = min(us, times.get(way, us))
@@ -98,7 +100,7 @@ def test_two_blocks_each_ask_for_as_much_early_as_was_measured_to_be_faster(nati
         if early in alike and len(alike) > 1:
             lost.append(alike[early] / min(alike.values()) - 1)
         assert after == 0
-    assert len(lost) > 550 and sum(lost) / len(lost) < 0.003, sum(lost) / len(lost)
+    assert len(lost) > 580 and sum(lost) / len(lost) < 0.003, (len(lost), sum(lost) / len(lost))
 
 
 def test_weights_are_asked_for_as_early_as_was_measured_to_be_fastest(native):

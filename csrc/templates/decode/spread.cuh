@@ -15,7 +15,8 @@ inline int64_t weight_bytes(const Sharing& p, int bits) { return int64_t{p.tiles
 // side, also where some are not there; memory brings less where multiprocessors stay idle, or read many places at once.
 // Fitted by benchmarks/fit_decode_costs.py to products on an H200 (660 of 1, 2 and 4 rows by all tiles that hold them,
 // 30 shapes from 1024 x 4096 to 152064 x 3584, int1 to int8; nvidia-h200/sweep_splits_20261128_decode*.json,
-// _passes*.json, 20261129_two_each.json). kCostsTwo: of two blocks of half of a multiprocessor on each.
+// _passes*.json, 20261129_two_each.json); products of 6 bits by halves and two each, one and two tokens, by hand to
+// sweep_splits_20261129_int6.json. kCostsTwo: of two blocks of half of a multiprocessor on each.
 struct Costs {
   float start[3];                 // by tokens: 1, 2, 4
   float product[3][8];            // of a row tile x 128 k, by bits, where each scheduler has a warp
@@ -28,8 +29,8 @@ struct Costs {
   float fades;
 };
 constexpr Costs kCostsHalf = {{1.06f, 1.07f, 1.05f},
-                              {{0.0407f, 0.0441f, 0.0760f, 0.0696f, 0.0962f, 0.120f, 0.151f, 0.123f},
-                               {0.0464f, 0.0475f, 0.0745f, 0.0723f, 0.0946f, 0.123f, 0.140f, 0.137f},
+                              {{0.0407f, 0.0441f, 0.0760f, 0.0696f, 0.0962f, 0.132f, 0.151f, 0.123f},
+                               {0.0464f, 0.0475f, 0.0745f, 0.0723f, 0.0946f, 0.148f, 0.140f, 0.137f},
                                {0.0513f, 0.0535f, 0.0792f, 0.0953f, 0.120f, 0.145f, 0.162f, 0.172f}},
                               5.11e6f,
                               0.128f,
@@ -56,7 +57,7 @@ constexpr Costs kCostsWhole = {{0.345f, 0.172f, 0.106f},
                                {1.54f, 1.99f, 2.48f, 2.67f},
                                0.0938f};
 constexpr Costs kCostsTwo = {{0.205f, 0.0431f, 0.0678f},
-                             {{0.0385f, 0.0360f, 0.0560f, 0.0446f, 0.0720f, 0.0892f, 0.0912f, 0.0586f},
+                             {{0.0385f, 0.0360f, 0.0560f, 0.0446f, 0.0720f, 0.0669f, 0.0912f, 0.0586f},
                               {0.0414f, 0.0391f, 0.0587f, 0.0499f, 0.0725f, 0.0900f, 0.0935f, 0.0601f},
                               {0.0482f, 0.0373f, 0.0597f, 0.0612f, 0.0696f, 0.0757f, 0.102f, 0.118f}},
                              5.13e6f,
@@ -172,6 +173,10 @@ inline When when(const Traits& traits, const Sharing& p, int blocks) {
   if (p.two_each) {
     // By all that a ring holds and by three (two) stages (sweep_splits_20261129_two_each.json), the best splits, one
     // row, us: 3584 x 14336 int7 12.2 and 13.0, 4096 x 4096 int8 5.4 and 5.0, 8192 x 8192 int2 6.4 and 6.0.
+    // Of 6 bits, whose rings hold six stages of one row tile (sweep_splits_20261129_int6.json), by 2, 3, 4 and all: 4608 x
+    // Of 6 bits, whose rings hold six stages of one row tile (sweep_splits_20261129_int6.json), by 2, 3, 4 and all:
+    // 4608 x 3584 4.64, 4.81, 5.02, 5.09; 6144 x 4096 5.75, 5.66, 5.91, 6.13; 8192 x 8192 13.6, 13.4, 13.3, 13.4.
+    if (bits == 6 && traits.tokens <= 2) return {bytes <= 120'000 ? 2 : bytes <= 200'000 ? 3 : 4, 0};
     const bool few = bits == 3 || bits == 5 || bytes <= (traits.tokens == 4 ? 350'000 : 180'000);
     return {!few ? kAllEarly : traits.tokens == 1 ? 3 : 2, 0};
   }
@@ -183,7 +188,7 @@ inline When when(const Traits& traits, const Sharing& p, int blocks) {
   if (stages < traits.depth || bytes <= 61'000) return {4, 0};
   if (traits.tokens == 4) return {bytes <= 97'000 ? 2 : 1, 0};
   if (bytes > 270'000) return {1, 0};
-  return {bits == 6 && bytes > 97'000 ? 1 : 2, bytes <= 90'000 ? 0 : bytes <= 145'000 ? 5 : 7};
+  return {2, bytes <= 90'000 ? 0 : bytes <= 145'000 ? 5 : 7};
 }
 
 // What is known of a device: clusters as of Launch; overlap: whether launches do. forced: a split by hand.
