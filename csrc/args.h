@@ -73,6 +73,11 @@ struct Split {
   int row_tiles, parts, blocks, early, warps, next_after, two_each;
 };
 constexpr int kAllEarly = 8;  // early: as many stages as there is room for
+// early, where a launch does not follow one of lowbit's: x can come at once, and is not to stand in line. Behind a
+// small kernel of torch's in a graph, us by the plan's and by one: one row, 4096 x 4096 int4 6.1 and 5.3, 6144 x 4096
+// int2 6.0 and 5.4; of 300 splits near the fastest one 0.2% behind the best, three 2 to 9%
+// (nvidia-h200/alone_20261129.json).
+constexpr int kEarlyAlone = 1;
 
 // What the time of a product depends on of a weight, beside its bits. whole_zeros: they are part of the number that
 // makes a value; any_zeros: others (form.cuh). shorter: how often 64 k are halved to be a group of a fine weight.
@@ -113,6 +118,9 @@ struct Launch {
   // Whether a row of x is to give the same bits wherever it lies: sums of no more than two parts are the same in any
   // order.
   bool same_sums;
+  // Whether the kernel before it in the stream is a product of lowbit's too, as far as a graph that is captured tells.
+  // Others end before this one begins: then x can come at once, and few weights are to be asked for before it.
+  bool follows;
 };
 
 // value = step * code - offset, for integer types (uint: 1, 0; int b: 1, 2^(b-1); int1: 2, 1); floats ignore it.

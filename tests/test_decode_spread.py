@@ -103,6 +103,18 @@ def test_two_blocks_each_ask_for_as_much_early_as_was_measured_to_be_faster(nati
     assert len(lost) > 580 and sum(lost) / len(lost) < 0.003, (len(lost), sum(lost) / len(lost))
 
 
+def test_few_weights_are_asked_for_early_behind_kernels_of_others(native):
+    """Splits stay the same, and with them all bits."""
+    large = set()
+    for bits, m, (n, k) in itertools.product(range(1, 9), (1, 2, 4), ((4096, 4096), (8192, 8192), (28672, 4096))):
+        ahead, alone = (native.decode_split(bits, m, m, n, k, follows=follows)[0] for follows in (True, False))
+        assert alone[:3] + alone[4:] == ahead[:3] + ahead[4:] and 1 <= alone[3] <= ahead[3]
+        if alone[3] > 1:
+            assert alone[3] <= 3 and alone[6]
+            large.add((bits, m, n))
+    assert (4, 1, 8192) in large and {m for _, m, _ in large} == {1} and 4096 not in {n for _, _, n in large}
+
+
 def test_weights_are_asked_for_as_early_as_was_measured_to_be_fastest(native):
     """Of splits that are chosen, by pairs of early stages and eighths."""
     lost = {}

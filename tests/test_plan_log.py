@@ -67,6 +67,7 @@ def test_each_new_product_is_one_line(library, caplog):
     library.launched()
     library.launched(m=17)
     library.launched(m=32)
+    library.launched(m=32, follows=1)
     assert len(caplog.records) == 1
     for change in (
         {"m": 16}, {"m": 33}, {"m": 4097}, {"n": 64}, {"k": 64}, {"act": 2}, {"weight": 11, "zero_kind": 1},

@@ -80,6 +80,22 @@ void* current_stream(int device) {
   return stream;
 }
 
+Captured captured_by(void* stream) {
+  Captured found;
+  auto status = cudaStreamCaptureStatusNone;
+  const cudaGraphNode_t* nodes = nullptr;
+  const cudaGraphEdgeData* edges = nullptr;
+  size_t count = 0;
+  const cudaError_t error = cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &found.graph, nullptr,
+                                                     &nodes, &edges, &count);
+  // Why no exception: the default stream has an error here while another one captures; then a launch says what is
+  // wrong.
+  if (error != cudaSuccess) cudaGetLastError();
+  if (error != cudaSuccess || status != cudaStreamCaptureStatusActive || count != 1) return {};
+  found.last = nodes[0];
+  return found;
+}
+
 int multiprocessors(int device) {
   static std::array<std::atomic<int>, kMaxDevices> known{};
   return attribute(cudaDevAttrMultiProcessorCount, device, known);

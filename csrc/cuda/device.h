@@ -8,6 +8,15 @@ namespace lowbit::cuda {
 // Torch's current stream of a device, as a cudaStream_t.
 void* current_stream(int device);
 
+// What the next kernel of a stream in the graph that it captures comes behind: the graph's number, and a node; no node
+// where it captures nothing, or comes behind several.
+struct Captured {
+  unsigned long long graph = 0;
+  const void* last = nullptr;
+  bool operator==(const Captured& other) const { return graph == other.graph && last == other.last; }
+};
+Captured captured_by(void* stream);
+
 int multiprocessors(int device);
 // How many clusters of 1, 2, 4, 8, 3 blocks the device, which is current, runs at once: see struct Launch.
 using Clusters = std::array<int, 5>;

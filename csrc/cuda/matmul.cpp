@@ -37,6 +37,10 @@ std::atomic<bool> invariant{false};
 // What lowbit_cuda_watch chose.
 std::atomic<ProductWatcher> watcher{nullptr};
 
+// What a thread's last product was, where a graph captured it. Why kept: a launch tells a kernel whether it follows
+// one.
+thread_local Captured last_product;
+
 // Memory that kernels of one op ask for; the tensors live as long as this does.
 struct Scratch {
   int device;
@@ -54,16 +58,20 @@ Launch launch_on(int device, Scratch& scratch) {
   const uint64_t forced = forced_split.load(std::memory_order_relaxed);
   const auto number = [forced](int i) { return static_cast<int>(forced >> 8 * i & 0xFF); };
   const int capability = compute_capability(device);
+  void* stream = current_stream(device);
+  const Captured before = captured_by(stream);
   return {device,
           capability,
-          current_stream(device),
+          stream,
           {most[0], most[1], most[2], most[3], most[4]},
           capability >= 90,
           Scratch::take,
           &scratch,
           capability >= 90 ? tensor_map_encoder() : nullptr,
           plan_split,
-          {number(0), number(1), number(2), number(3), number(4), number(5), number(6)}};
+          {number(0), number(1), number(2), number(3), number(4), number(5), number(6)},
+          false,
+          before.last && before == last_product};
 }
 
 bool aligned(const Input& x) {
@@ -208,10 +216,12 @@ void matmul_out(const Tensor& x, const Tensor& codes, const Tensor& scales, cons
 
   const DeviceScope scope(device);
   Scratch scratch{device, {}};
-  const Launch launch = launch_on(device, scratch);
+  Launch launch = launch_on(device, scratch);
+  launch.follows &= aligned(args.x);  // else a copy of x comes between
   std::optional<Tensor> copy;
   const int kind = kernel_type(w, weight);
   const Ran ran = run_tiles(args, kind, static_cast<int>(act), launch, x, copy);
+  last_product = ran.row ? captured_by(launch.stream) : Captured{};
   if (!ran.row) multiply_expanded(args, dequant_kernel(w, weight, args.x.type), launch, out, bias);
   if (const ProductWatcher watch = watcher.load(std::memory_order_relaxed)) {
     const char* name = ran.row ? ran.row->name : dequant_kernel(w, weight, args.x.type).name;
@@ -228,7 +238,8 @@ void matmul_out(const Tensor& x, const Tensor& codes, const Tensor& scales, cons
                                  scale_type,
                                  launch.capability,
                                  launch.clusters[0],
-                                 launch.clusters[1]};
+                                 launch.clusters[1],
+                                 launch.follows};
     watch(&product);
   }
 }

@@ -33,12 +33,12 @@ namespace lowbit::cuda {
 // A product that was launched: x [m, k] times a weight [n, k]; weight, act, zero_kind, scale_type: indices into the
 // lists of lowbit/dtypes.py and lowbit/scheme.py; capability, blocks and pairs as for lowbit_cuda_plan. `kernel` runs
 // it, because of `why`: "plan", the first of lowbit_cuda_plan that holds it; "tuned", by lowbit_cuda_tune; "parts",
-// some rows at a time; "forced"; "tried"; "batch-invariant"; "expanded", for torch's product. lowbit/autotune/log.py
-// mirrors this struct.
+// some rows at a time; "forced"; "tried"; "batch-invariant"; "expanded", for torch's product. follows: as of Launch.
+// lowbit/autotune/log.py mirrors this struct.
 struct WatchedProduct {
   const char* kernel;
   const char* why;
-  int64_t weight, act, m, n, k, group_size, zero_kind, scale_type, capability, blocks, pairs;
+  int64_t weight, act, m, n, k, group_size, zero_kind, scale_type, capability, blocks, pairs, follows;
 };
 using ProductWatcher = void (*)(const WatchedProduct*);
 

@@ -130,7 +130,7 @@ inline float decode_us(int tokens, const Question& q) {
   decode::Sharing p{};
   p.m = static_cast<int>(q.m), p.tiles = static_cast<int>((q.n + 15) / 16),
   p.steps = static_cast<int>((q.k + 127) / 128);
-  const decode::Spread found = decode::spread_by(tokens, decode_form(q), p, {clusters, true}).spread;
+  const decode::Spread found = decode::spread_by(tokens, decode_form(q), p, {clusters, true, true}).spread;
   return found.bytes ? found.price : kLast;
 }
 

@@ -58,7 +58,9 @@ inline cudaError_t prepare(const Kernel& kernel, Launch& launch) {
   return error;
 }
 
-constexpr Room room_of(const Launch& launch) { return {launch.clusters, launch.overlap, launch.forced}; }
+constexpr Room room_of(const Launch& launch) {
+  return {launch.clusters, launch.overlap, launch.follows, launch.forced};
+}
 
 // cudaErrorInvalidValue when its blocks can't hold x.
 inline int launch_spread(const Kernel& kernel, Problem p, const Spread& found, const Launch& launch) {

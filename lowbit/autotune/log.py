@@ -16,7 +16,7 @@ from .plan import BUCKETS, Candidate, Device
 from .tuned import candidates
 
 _logger = logging.getLogger("lowbit")
-_NUMBERS = "weight act m n k group_size zero_kind scale_type capability blocks pairs"
+_NUMBERS = "weight act m n k group_size zero_kind scale_type capability blocks pairs follows"
 #: Why a kernel was chosen: by struct WatchedProduct, and by the place of a candidate of the plan.
 _REASONS = {
     "tuned": "the fastest as measured",
@@ -48,7 +48,7 @@ def watch(library: ctypes.CDLL) -> None:
         if product.why == b"tried":  # lowbit.tune times kernels, the product itself is still to come
             return
         m = product.m
-        key = (bucket(m), *(getattr(product, name) for name, _ in Product._fields_[2:] if name != "m"))
+        key = (bucket(m), *(getattr(product, name) for name in _NUMBERS.split() if name not in ("m", "follows")))
         mine = object()
         # Why setdefault: of two threads with the same new product one is first.
         if seen.setdefault(key, mine) is mine:

@@ -197,9 +197,9 @@ PYBIND11_MODULE(deal_math, m) {
   // product repeats none of them, or one of another rank.
   m.def(
       "decode_split",
-      [](int bits, int tokens, int m, int64_t n, int64_t k, Other other) {
+      [](int bits, int tokens, int m, int64_t n, int64_t k, Other other, bool follows) {
         const decode::WeightForm weight = kind_of(bits, other);
-        const decode::Found found = decode::spread_by(tokens, weight, shared(m, n, k), {kClusters, true});
+        const decode::Found found = decode::spread_by(tokens, weight, shared(m, n, k), {kClusters, true, follows});
         if (!found.spread.bytes) throw std::runtime_error("no split holds x");
         const int warps = found.whole ? 16 : 8;
         decode::Sharing p = found.spread.sharing;
@@ -213,11 +213,12 @@ PYBIND11_MODULE(deal_math, m) {
         }
         return std::tuple(split_of(p, warps), lost);
       },
-      py::arg("bits"), py::arg("tokens"), py::arg("m"), py::arg("n"), py::arg("k"), py::arg("other") = kNothing);
+      py::arg("bits"), py::arg("tokens"), py::arg("m"), py::arg("n"), py::arg("k"), py::arg("other") = kNothing,
+      py::arg("follows") = true);
   // When blocks of a split by hand ask for weights, and the next kernel may begin.
   m.def("decode_when", [](int bits, int tokens, int m, int64_t n, int64_t k, const Seven& by) {
     const decode::Traits traits = traits_of(kind_of(bits, kNothing), tokens, by[4]);
-    const decode::Room room{kClusters, true, split_of(by)};
+    const decode::Room room{kClusters, true, true, split_of(by)};
     const decode::When found =
         decode::when(traits, decode::spread(traits, shared(m, n, k), room).sharing, kClusters[0]);
     return std::tuple(found.early, found.next_after);
@@ -227,7 +228,7 @@ PYBIND11_MODULE(deal_math, m) {
       "decode_work",
       [](int bits, int tokens, int m, int64_t n, int64_t k, const Seven& by, Other other) {
         const decode::Traits traits = traits_of(kind_of(bits, other), tokens, by[4]);
-        const decode::Room room{kClusters, true, split_of(by)};
+        const decode::Room room{kClusters, true, true, split_of(by)};
         const decode::Spread found = decode::spread(traits, shared(m, n, k), room);
         using Numbers = std::tuple<float, int, float, int, int, int, int>;
         if (!found.bytes) return std::optional<Numbers>();

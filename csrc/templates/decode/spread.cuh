@@ -173,7 +173,7 @@ inline When when(const Traits& traits, const Sharing& p, int blocks) {
   if (p.two_each) {
     // By all that a ring holds and by three (two) stages (sweep_splits_20261129_two_each.json), the best splits, one
     // row, us: 3584 x 14336 int7 12.2 and 13.0, 4096 x 4096 int8 5.4 and 5.0, 8192 x 8192 int2 6.4 and 6.0.
-    // Of 6 bits, whose rings hold six stages of one row tile (sweep_splits_20261129_int6.json), by 2, 3, 4 and all: 4608 x
+    // Of 6 bits, whose rings hold six stages of one row tile (sweep_splits_20261129_int6.json), by 2, 3, 4 and all:
     // Of 6 bits, whose rings hold six stages of one row tile (sweep_splits_20261129_int6.json), by 2, 3, 4 and all:
     // 4608 x 3584 4.64, 4.81, 5.02, 5.09; 6144 x 4096 5.75, 5.66, 5.91, 6.13; 8192 x 8192 13.6, 13.4, 13.3, 13.4.
     if (bits == 6 && traits.tokens <= 2) return {bytes <= 120'000 ? 2 : bytes <= 200'000 ? 3 : 4, 0};
@@ -191,10 +191,18 @@ inline When when(const Traits& traits, const Sharing& p, int blocks) {
   return {2, bytes <= 90'000 ? 0 : bytes <= 145'000 ? 5 : 7};
 }
 
-// What is known of a device: clusters as of Launch; overlap: whether launches do. forced: a split by hand.
+// Stages where the launch does not follow one of lowbit's; early: where it does. Why three of two each with one row and
+// more bytes, by one, three and all: int4 at 10240 x 8192 14.1, 13.8, 13.9 us, at 6144 x 4096 6.1, 7.3, 7.6.
+inline int early_alone(const Traits& traits, const Sharing& p, int blocks, int early) {
+  const bool many = p.two_each && traits.tokens == 1 && weight_bytes(p, traits.weight.bits) / blocks > 180'000;
+  return many ? std::min(early, 3) : kEarlyAlone;
+}
+
+// What is known of a device: clusters as of Launch; overlap: whether launches do; follows: as of Launch. forced: a
+// split by hand.
 struct Room {
   const int* clusters;
-  bool overlap;
+  bool overlap, follows;
   Split forced{};
 };
 
@@ -242,7 +250,8 @@ inline Spread spread(const Traits& traits, Sharing p, const Room& room) {
   sharing.m = m;
   best.bytes = share(traits, sharing, sharing.cluster_shift, sharing.warps_k_shift,
                      room.clusters[sharing.cluster_shift], sharing.two_each);
-  const When own = forced.parts ? When{forced.early, forced.next_after} : when(traits, sharing, room.clusters[0]);
+  When own = forced.parts ? When{forced.early, forced.next_after} : when(traits, sharing, room.clusters[0]);
+  if (!forced.parts && !room.follows) own.early = early_alone(traits, sharing, room.clusters[0], own.early);
   sharing.early = own.early, sharing.next_after = own.next_after;
   return best;
 }

@@ -48,8 +48,8 @@ constexpr RingSizes ring_of(int bits, int units, bool zeros) {
   constexpr bool kHalf = Tile::kKind == Kind::kHalf;
   RingSizes ring{};
   // Why not of more bits: few stages would fit. Blocks of half a multiprocessor have room for them, and small weights,
-  // which are theirs, are not brought as fast as they are multiplied. Of 6 bits six stages of one row tile, not three of
-  // two: one row, us, by three and six 10240 x 8192 17.2 and 16.7, 8192 x 8192 13.5 and 13.2, 28672 x 4096 22.3, 22.5.
+  // which are theirs, are not brought as fast as they are multiplied. Of 6 bits six stages of one row tile, not three
+  // of two: one row, us, 10240 x 8192 17.2 and 16.7, 8192 x 8192 13.5 and 13.2, but 28672 x 4096 22.3 and 22.5.
   ring.rows = bits <= (kHalf && Tile::kTokens <= 2 ? 5 : 4) ? 2 : 1;
   // Why fewer with fine groups: lanes copy their scales in two turns at most.
   ring.steps = bits > 2 ? 1 : units > 1 ? 2 : 4 / bits;

@@ -105,6 +105,7 @@ inline MeetingDeal deal_of_one_task(const Traits& traits, int64_t row_tiles, int
   } else if (launch.split) {
     split = launch.split({row_tiles, steps, traits.tokens, traits.bits, traits.row_tiles, launch.clusters, ~0u,
                           traits.kind, token_tiles});
+    if (!launch.follows) split.early = kEarlyAlone;
   }
   const int meet = split.blocks, warps = traits.half ? narrow::kMostWorkers / 2 : narrow::kMostWorkers;
   if (split.row_tiles != traits.row_tiles || split.parts != traits.parts_of_k || split.warps != warps) return {};

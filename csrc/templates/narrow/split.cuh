@@ -130,6 +130,7 @@ inline Stages stages_of(const StageBytes& stage, int own_steps, int64_t tiles, i
     made.split = launch.forced;
   } else if (launch.split) {
     made.split = launch.split(question);
+    if (!launch.follows) made.split.early = kEarlyAlone;
   }
   if (!possible(made.split, question)) return made;
   const int parts = made.split.parts;  // fits
