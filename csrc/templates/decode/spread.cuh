@@ -174,7 +174,6 @@ inline When when(const Traits& traits, const Sharing& p, int blocks) {
     // By all that a ring holds and by three (two) stages (sweep_splits_20261129_two_each.json), the best splits, one
     // row, us: 3584 x 14336 int7 12.2 and 13.0, 4096 x 4096 int8 5.4 and 5.0, 8192 x 8192 int2 6.4 and 6.0.
     // Of 6 bits, whose rings hold six stages of one row tile (sweep_splits_20261129_int6.json), by 2, 3, 4 and all:
-    // Of 6 bits, whose rings hold six stages of one row tile (sweep_splits_20261129_int6.json), by 2, 3, 4 and all:
     // 4608 x 3584 4.64, 4.81, 5.02, 5.09; 6144 x 4096 5.75, 5.66, 5.91, 6.13; 8192 x 8192 13.6, 13.4, 13.3, 13.4.
     if (bits == 6 && traits.tokens <= 2) return {bytes <= 120'000 ? 2 : bytes <= 200'000 ? 3 : 4, 0};
     const bool few = bits == 3 || bits == 5 || bytes <= (traits.tokens == 4 ? 350'000 : 180'000);
