@@ -184,7 +184,7 @@ struct Product {
 
   Launch launch() const {
     Launch launch{};
-    launch.follows = true;  // more stages are asked for early
+    launch.follows = c.m % 2;  // so that one stage of weights is asked for early, and more
     launch.capability = c.capability, launch.scratch = scratch;
     launch.clusters[0] = c.blocks, launch.clusters[1] = c.blocks / 2;
     launch.clusters[2] = c.blocks / 4, launch.clusters[3] = c.blocks / 8, launch.clusters[4] = c.blocks / 3;
