@@ -108,6 +108,16 @@ def test_two_blocks_each_ask_for_as_much_early_as_was_measured_to_be_faster(nati
     assert sum(lost.values()) / len(lost) < 0.0075, sorted(lost.items(), key=lambda item: -item[1])[:5]
 
 
+def test_few_weights_are_asked_for_early_behind_kernels_of_others(native):
+    """But as it is forced; splits stay the same, and with them all bits."""
+    nothing, forced = [0] * 7, [2, 4, 2, 3, 8, 6, 0]
+    for tiles, steps in ((256, 32), (384, 32), (512, 64)):
+        ahead, alone = (native.split_for(tiles, steps, H200, True, follows, nothing) for follows in (True, False))
+        assert [*alone[:3], *alone[4:]] == [*ahead[:3], *ahead[4:]] and alone[3] == 1 < ahead[3]
+        assert list(native.split_for(tiles, steps, H200, True, False, forced)) == forced
+        assert list(native.split_for(tiles, steps, H200, False, False, nothing)) == [8, 1, 1, 1, 8, 0, 0]
+
+
 def chosen_tile(native, tiles, m, n, k, bits):
     def us(tile):
         family = SM90 if tile >= 8 else DECODE

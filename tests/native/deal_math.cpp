@@ -172,6 +172,16 @@ PYBIND11_MODULE(deal_math, m) {
         lowbit::cuda::split_of({tiles, steps, tokens, bits, warps, clusters.data(), fits, weight_kind(kind)});
     return numbers_of(split);
   });
+  // The same for a launch; the split of a tile of 8 tokens and half of a multiprocessor that stands where there is
+  // none.
+  m.def("split_for",
+        [](int64_t tiles, int64_t steps, std::array<int, 2> clusters, bool planned, bool follows, const Seven& forced) {
+          lowbit::Launch launch{};
+          if (planned) launch.split = lowbit::cuda::plan_split;
+          launch.follows = follows, launch.forced = split_of(forced);
+          return numbers_of(
+              lowbit::narrow::split_for(launch, {tiles, steps, 8, 4, 8, clusters.data(), ~0u}, {8, 1, 1, 1, 8, 0, 0}));
+        });
   m.def("has_room", lowbit::narrow::has_room);
   // Stages that the first of two blocks each asks for early.
   m.def("half_early", [](int64_t tiles, int64_t steps, int tokens, int bits, int row_tiles,

@@ -100,13 +100,10 @@ inline MeetingDeal deal_of(const Traits& traits, int tasks, int pairs, int stage
 // or four share one each. No workers where the plan has others.
 inline MeetingDeal deal_of_one_task(const Traits& traits, int64_t row_tiles, int tasks, int token_tiles, int64_t steps,
                                     int stages, const Launch& launch, Split& split) {
-  if (launch.forced.parts) {
-    split = launch.forced;
-  } else if (launch.split) {
-    split = launch.split({row_tiles, steps, traits.tokens, traits.bits, traits.row_tiles, launch.clusters, ~0u,
-                          traits.kind, token_tiles});
-    if (!launch.follows) split.early = kEarlyAlone;
-  }
+  split = narrow::split_of(
+      launch,
+      {row_tiles, steps, traits.tokens, traits.bits, traits.row_tiles, launch.clusters, ~0u, traits.kind, token_tiles},
+      split);
   const int meet = split.blocks, warps = traits.half ? narrow::kMostWorkers / 2 : narrow::kMostWorkers;
   if (split.row_tiles != traits.row_tiles || split.parts != traits.parts_of_k || split.warps != warps) return {};
   if (split.two_each) return {};

@@ -110,6 +110,15 @@ constexpr bool possible(const Split& split, const SplitQuestion& q) {
   return blocks == 1 && ((parts == 1 && !split.two_each) || q.tiles <= at_once(split, q) * rows);
 }
 
+// The split of a product: as forced, or the plan's, or `own` where there is none.
+inline Split split_for(const Launch& launch, const SplitQuestion& question, const Split& own) {
+  if (launch.forced.parts) return launch.forced;
+  if (!launch.split) return own;
+  Split made = launch.split(question);
+  if (!launch.follows) made.early = kEarlyAlone;
+  return made;
+}
+
 // Those of a product of `tiles` row tiles and `steps` times 128 k; own_steps: of a warp in a stage; warps: of a block,
 // that multiply. group_steps: of groups that are not fine, log2 of one, or -1 where a row has one. most_steps: in a
 // stage; most: stages; room: bytes for them. No depth where a split is forced that can't be, or the plan wants none of
@@ -126,12 +135,7 @@ inline Stages stages_of(const StageBytes& stage, int own_steps, int64_t tiles, i
   Stages made;
   made.split.row_tiles = warps;
   made.split.warps = warps;
-  if (launch.forced.parts) {
-    made.split = launch.forced;
-  } else if (launch.split) {
-    made.split = launch.split(question);
-    if (!launch.follows) made.split.early = kEarlyAlone;
-  }
+  made.split = split_for(launch, question, made.split);
   if (!possible(made.split, question)) return made;
   const int parts = made.split.parts;  // fits
   made.slices = parts * made.split.blocks, made.whole = is_dealt(made.split);
