@@ -100,7 +100,7 @@ inline MeetingDeal deal_of(const Traits& traits, int tasks, int pairs, int stage
 // or four share one each. No workers where the plan has others.
 inline MeetingDeal deal_of_one_task(const Traits& traits, int64_t row_tiles, int tasks, int token_tiles, int64_t steps,
                                     int stages, const Launch& launch, Split& split) {
-  split = narrow::split_of(
+  split = narrow::split_for(
       launch,
       {row_tiles, steps, traits.tokens, traits.bits, traits.row_tiles, launch.clusters, ~0u, traits.kind, token_tiles},
       split);
