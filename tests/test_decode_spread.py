@@ -103,16 +103,45 @@ def test_two_blocks_each_ask_for_as_much_early_as_was_measured_to_be_faster(nati
     assert len(lost) > 580 and sum(lost) / len(lost) < 0.003, (len(lost), sum(lost) / len(lost))
 
 
+ALONE = RESULTS / "two_each_alone_20261129.json"
+
+
+def ahead_and_alone(native, bits, m, n, k, other=(False, False, 1)):
+    """The splits of a product behind one of lowbit's and behind another kernel; of equal bits, as the slices of K are."""
+    ahead, alone = (native.decode_split(bits, m, m, n, k, other, follows=follows)[0] for follows in (True, False))
+    assert alone[1:3] == ahead[1:3]
+    return ahead, alone
+
+
 def test_few_weights_are_asked_for_early_behind_kernels_of_others(native):
-    """Splits stay the same, and with them all bits."""
     large = set()
-    for bits, m, (n, k) in itertools.product(range(1, 9), (1, 2, 4), ((4096, 4096), (8192, 8192), (28672, 4096))):
-        ahead, alone = (native.decode_split(bits, m, m, n, k, follows=follows)[0] for follows in (True, False))
-        assert alone[:3] + alone[4:] == ahead[:3] + ahead[4:] and 1 <= alone[3] <= ahead[3]
+    shapes = ((4096, 4096), (8192, 8192), (28672, 4096))
+    for zeros, bits, m, (n, k) in itertools.product((False, True), range(1, 9), (1, 2, 4), shapes):
+        ahead, alone = ahead_and_alone(native, bits, m, n, k, (False, zeros, 1))
+        assert 1 <= alone[3] <= ahead[3]
         if alone[3] > 1:
             assert alone[3] <= 3 and alone[6]
             large.add((bits, m, n))
     assert (4, 1, 8192) in large and {m for _, m, _ in large} == {1} and 4096 not in {n for _, _, n in large}
+
+
+def test_all_of_a_multiprocessor_in_place_of_two_each_behind_kernels_of_others(native):
+    """As was timed to be faster there, and for nothing else."""
+    gains, others = [], 0
+    for bits, n, k, m, times in json.loads(ALONE.read_text())["rows"]:
+        timed, (_, by_two) = {tuple(split): us for split, us in times}, times[0]
+        ahead, alone = ahead_and_alone(native, bits, m, n, k)
+        assert ahead[6] and (alone[4] == 16 or [*alone[:3], alone[6]] == [*ahead[:3], 1])
+        others += alone[4] != 16
+        gains.append(timed[tuple(alone)] / by_two - 1)
+    assert 120 < len(gains) and 10 < others < 30
+    assert sum(gains) / len(gains) < -0.014 and max(gains) < 0.025
+    assert not any(
+        ahead_and_alone(native, bits, 1, 8192, 8192, other)[1][4] == 16
+        for bits in (4, 6, 8)
+        for other in ((False, True, 1), (True, False, 1))
+        if ahead_and_alone(native, bits, 1, 8192, 8192, other)[0][6]
+    ), "zeros and floats were not timed"
 
 
 def test_weights_are_asked_for_as_early_as_was_measured_to_be_fastest(native):
