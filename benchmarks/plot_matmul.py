@@ -16,6 +16,7 @@ from pathlib import Path
 _STYLES = ("o-", "s:", "^--", "d-.", "v:")
 _LABELS = {"us": "us", "tbs": "TB/s: weight, x and y over time", "tflops": "TFLOP/s: 2 M N K over time"}
 _MANY = 64  # rows, from which on TFLOP/s say more than TB/s
+_FEW = 16  # rows, up to which the bits of a weight say how long a product takes
 
 
 def rows_of(results: list[dict], shape: tuple[int, int], act: str) -> list[dict]:
@@ -40,7 +41,7 @@ def curves(rows: list[dict], along: str, apart: str) -> dict[tuple, tuple[list, 
 def plot(results: list[dict], shapes: list[tuple[int, int]], act: str, path: Path) -> None:
     """One row of panels a shape: lines of one colour have one M or one width, lowbit's are solid.
 
-    Over bits and over M, of what the results have more than one of.
+    Over bits (products of few rows, if there are any) and over M, of what the results have more than one of.
     """
     import matplotlib
 
@@ -49,7 +50,9 @@ def plot(results: list[dict], shapes: list[tuple[int, int]], act: str, path: Pat
 
     seen = {shape: rows_of(results, shape, act) for shape in shapes}
     few = {shape: [r for r in rows if r["bits"] <= 8] for shape, rows in seen.items()}
-    widths, ms = ({r[what] for rows in few.values() for r in rows} for what in ("bits", "m"))
+    if any(r["m"] <= _FEW for rows in few.values() for r in rows):
+        few = {shape: [r for r in rows if r["m"] <= _FEW] for shape, rows in few.items()}
+    widths, ms = ({r[what] for rows in seen.values() for r in rows if r["bits"] <= 8} for what in ("bits", "m"))
     kinds = [(few, value, "bits", "m") for value in ("us", "tbs") if len(widths) > 1]
     kinds += [(seen, value, "m", "bits") for value in ("us", "tbs") if len(ms) > 1 or not kinds]
     kinds += [(seen, "tflops", "m", "bits")] * (len(ms) > 1 and max(ms) >= _MANY)
