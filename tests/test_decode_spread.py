@@ -107,7 +107,7 @@ ALONE = RESULTS / "two_each_alone_20261129.json"
 
 
 def ahead_and_alone(native, bits, m, n, k, other=(False, False, 1)):
-    """The splits of a product behind one of lowbit's and behind another kernel; of equal bits, as the slices of K are."""
+    """The splits of a product behind one of lowbit's and behind another kernel: as many slices of K, so equal bits."""
     ahead, alone = (native.decode_split(bits, m, m, n, k, other, follows=follows)[0] for follows in (True, False))
     assert alone[1:3] == ahead[1:3]
     return ahead, alone
