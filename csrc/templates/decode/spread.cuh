@@ -199,13 +199,18 @@ inline int early_alone(const Traits& traits, const Sharing& p, int blocks, int e
 
 // Whether a product that the plan gives two blocks on each multiprocessor takes one of all of it where the launch does
 // not follow one of lowbit's: then there is no launch before it that they overlap with. The slices of K, and with them
-// the bits, are the same. Measured on an H200 behind a small kernel of torch (two_each_alone_20261129.json), 124
-// products, us: int4 with one row, 8192 x 8192 11.3 and 11.0, 28672 x 4096 18.2 and 17.9, 4096 x 14336 10.4
-// and 10.1; 1.5% less on average, 2.4% more at worst. Why not fewer bytes, nor four rows: int7 at 4608 x 3584 7.2
-// and 7.5, int2 at 34816 x 5120 17.4 and 18.2. Why not other weights: not timed.
+// the bits, are the same. Measured on an H200 behind a small kernel of torch, us (two_each_alone_20261129.json, integers
+// in groups of 128, 124 products; _kinds, other weights, 83): int4 with one row, 8192 x 8192 11.3 and 11.0, 28672 x 4096
+// 18.2 and 17.9; uint4 in groups of 32 at 28672 x 4096 21.7 and 20.9. Why not fewer bytes, four rows, or 5 to 7 bits with
+// zeros: int7 at 4608 x 3584 7.2 and 7.5, int2 at 34816 x 5120 with four 17.4 and 18.2, uint5 at 8192 x 8192 13.9 and
+// 14.7. Why not floats: few have two each.
 inline bool is_whole_alone(const Traits& traits, const Sharing& p, int blocks) {
-  return p.two_each && traits.tokens <= 2 && kind_row(traits.weight) < 0 &&
-         weight_bytes(p, traits.weight.bits) / blocks > 120'000;
+  const WeightForm& weight = traits.weight;
+  // Why not these: they look like a gate's rows, which those of its up projection may follow at once, with nothing to
+  // overlap with then. A layer of Llama 3 8B, int4, one row, gate and up apart: 48.9 us, by whole blocks 49.9.
+  const bool may_be_gate = p.tiles > 12 * p.steps && p.tiles < 44 * p.steps;
+  const bool slower = weight.is_float || (weight.zeros && weight.bits >= 5 && weight.bits <= 7) || may_be_gate;
+  return p.two_each && traits.tokens <= 2 && !slower && weight_bytes(p, weight.bits) / blocks > 120'000;
 }
 
 // What is known of a device: clusters as of Launch; overlap: whether launches do; follows: as of Launch. forced: a
