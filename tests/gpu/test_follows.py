@@ -90,7 +90,7 @@ def test_a_product_behind_two_streams_does_not_follow(follows):
 @pytest.mark.parametrize("m", [1, 2, 4, 8, 16, 32])
 def test_bits_are_the_same_whatever_comes_before(dtype, m):
     """By shapes that the plan gives halves of a multiprocessor, two each and whole ones."""
-    for shape in ((2048, 1024), (4096, 2048), (8192, 4096)):
+    for shape in ((2048, 1024), (4096, 2048), (8192, 4096), (4096, 8192)):
         weight, x = make(dtype, shape, m)
         alone = calm(lambda: lowbit.matmul(x, weight.pw))  # noqa: B023
         ys = torch.zeros(3, m, shape[0], dtype=x.dtype, device=x.device)
