@@ -127,31 +127,33 @@ def test_few_weights_are_asked_for_early_behind_kernels_of_others(native):
 
 def test_all_of_a_multiprocessor_in_place_of_two_each_behind_kernels_of_others(native):
     """As was timed to be faster there, and for nothing else."""
-    gains, others = {}, 0
+    gains, count = {}, 0
     for weight, n, k, m, times in (row for file in ALONE for row in json.loads(file.read_text())["rows"]):
         form = kind_sweeps.Weight.of(weight if isinstance(weight, str) else f"int{weight}")
         timed, (_, by_two) = {tuple(split): us for split, us in times}, times[0]
         ahead, alone = ahead_and_alone(native, form.bits, m, n, k, form.decode[0])
         assert ahead[6] and (alone[4] == 16 or [*alone[:3], alone[6]] == [*ahead[:3], 1])
-        others += alone[4] != 16
-        gains[form.name, n, k, m] = timed[tuple(alone)] / by_two - 1 if alone[4] == 16 else 0.0
-    assert len(gains) > 200 and 60 < others < 100
-    assert sum(gains.values()) / len(gains) < -0.01 and max(gains.values()) < 0.025, max(gains, key=gains.get)
+        count += 1
+        if alone[4] == 16:
+            gains[form.name, n, k, m] = timed[tuple(alone)] / by_two - 1
+    assert count > 200 and 70 < len(gains) < 110
+    assert sum(gains.values()) / len(gains) < -0.013 and max(gains.values()) < 0.025, max(gains, key=gains.get)
 
 
 def test_two_blocks_each_stay_behind_kernels_of_others_where_they_are_faster(native):
-    """Of floats, of 5 to 7 bits with zeros, and of what may be a gate projection, which another product follows."""
-    large, gate, plain, zeros = (8192, 8192), (28672, 8192), (False, False, 1), (False, True, 1)
+    """Of floats, of 5 to 7 bits with zeros, and of what may be queries or a gate, which another product follows."""
+    down, query, gate, plain, zeros = (4096, 14336), (8192, 8192), (28672, 8192), (False, False, 1), (False, True, 1)
     for bits, m, shape, other in (
-        (8, 2, (10240, 8192), (True, False, 1)),
-        (6, 1, large, zeros),
-        (7, 1, large, zeros),
+        (8, 2, (28672, 4096), (True, False, 1)),
+        (6, 1, down, zeros),
+        (7, 1, down, zeros),
+        (8, 1, query, plain),
         (8, 1, gate, plain),
         (8, 1, gate, zeros),
     ):
         ahead, alone = ahead_and_alone(native, bits, m, *shape, other)
         assert ahead[6] and alone[6], (bits, shape, other)
-    for n, k in ((8192, 8192), (57344, 8192)):  # neither, and a gate's rows and those of its up projection in one
+    for n, k in (down, (57344, 8192)):  # and a gate's rows and those of its up projection in one
         assert ahead_and_alone(native, 8, 1, n, k)[1][4] == 16
 
 

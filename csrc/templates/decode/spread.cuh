@@ -200,17 +200,17 @@ inline int early_alone(const Traits& traits, const Sharing& p, int blocks, int e
 // Whether a product that the plan gives two blocks on each multiprocessor takes one of all of it where the launch does
 // not follow one of lowbit's: then there is no launch before it that they overlap with. The slices of K, and with them
 // the bits, are the same. Measured on an H200 behind a small kernel of torch, us (two_each_alone_20261129.json, integers
-// in groups of 128, 124 products; _kinds, other weights, 83): int4 with one row, 8192 x 8192 11.3 and 11.0, 28672 x 4096
-// 18.2 and 17.9; uint4 in groups of 32 at 28672 x 4096 21.7 and 20.9. Why not fewer bytes, four rows, or 5 to 7 bits with
-// zeros: int7 at 4608 x 3584 7.2 and 7.5, int2 at 34816 x 5120 with four 17.4 and 18.2, uint5 at 8192 x 8192 13.9 and
-// 14.7. Why not floats: few have two each.
-inline bool is_whole_alone(const Traits& traits, const Sharing& p, int blocks) {
+// in groups of 128, 124 products; _kinds, other weights, 83): int4 with one row, 4096 x 14336 10.4 and 10.1, 28672 x
+// 4096 18.2 and 17.9; uint4 in groups of 32 there 21.7 and 20.9. Why not four rows, or 5 to 7 bits with zeros: int2 at
+// 34816 x 5120 with four 17.4 and 18.2, uint7 at 4096 x 14336 16.5 and 16.7. Why not floats: few have two each.
+inline bool is_whole_alone(const Traits& traits, const Sharing& p) {
   const WeightForm& weight = traits.weight;
-  // Why not these: they look like a gate's rows, which those of its up projection may follow at once, with nothing to
-  // overlap with then. A layer of Llama 3 8B, int4, one row, gate and up apart: 48.9 us, by whole blocks 49.9.
-  const bool may_be_gate = p.tiles > 12 * p.steps && p.tiles < 44 * p.steps;
-  const bool slower = weight.is_float || (weight.zeros && weight.bits >= 5 && weight.bits <= 7) || may_be_gate;
-  return p.two_each && traits.tokens <= 2 && !slower && weight_bytes(p, weight.bits) / blocks > 120'000;
+  // Why not these, n from k to 5.5 k: they look like queries and gates, whose keys and up projections may follow at
+  // once, with nothing to overlap with then. A layer of Llama 3 with all of these apart, one row: 8B, int4, 48.9 us, by
+  // whole blocks 49.9; 70B, int8, 217.1 and 218.4. Those of down projections, and of gates and ups in one, are others.
+  const bool may_go_on = p.tiles >= 8 * p.steps && p.tiles < 44 * p.steps;
+  const bool slower = weight.is_float || (weight.zeros && weight.bits >= 5 && weight.bits <= 7) || may_go_on;
+  return p.two_each && traits.tokens <= 2 && !slower;
 }
 
 // What is known of a device: clusters as of Launch; overlap: whether launches do; follows: as of Launch. forced: a
@@ -280,7 +280,7 @@ struct Found {
 inline Found spread_either(const Traits& half, const Traits& whole, const Sharing& p, const Room& room) {
   const Spread by_half = spread(half, p, room), by_whole = spread(whole, p, room);
   const bool is_whole = !by_half.bytes || (by_whole.bytes && by_whole.price < by_half.price);
-  if (!is_whole && !room.follows && !room.forced.parts && is_whole_alone(half, by_half.sharing, room.clusters[0])) {
+  if (!is_whole && !room.follows && !room.forced.parts && is_whole_alone(half, by_half.sharing)) {
     Room alone = room;
     const int parts = 1 << by_half.sharing.warps_k_shift;
     alone.forced = {whole.warps / parts, parts, 1 << by_half.sharing.cluster_shift, kEarlyAlone, whole.warps, 0, 0};
