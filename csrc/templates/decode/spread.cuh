@@ -199,10 +199,10 @@ inline int early_alone(const Traits& traits, const Sharing& p, int blocks, int e
 
 // Whether a product that the plan gives two blocks on each multiprocessor takes one of all of it where the launch does
 // not follow one of lowbit's: then there is no launch before it that they overlap with. The slices of K, and with them
-// the bits, are the same. Measured on an H200 behind a small kernel of torch, us (two_each_alone_20261129.json, integers
-// in groups of 128, 124 products; _kinds, other weights, 83): int4 with one row, 4096 x 14336 10.4 and 10.1, 28672 x
-// 4096 18.2 and 17.9; uint4 in groups of 32 there 21.7 and 20.9. Why not four rows, or 5 to 7 bits with zeros: int2 at
-// 34816 x 5120 with four 17.4 and 18.2, uint7 at 4096 x 14336 16.5 and 16.7. Why not floats: few have two each.
+// the bits, are the same. Measured on an H200 behind a small kernel of torch, us (two_each_alone_20261129.json,
+// integers in groups of 128, 124 products; _kinds, other weights, 83): int4 with one row, 4096 x 14336 10.4 and 10.1,
+// 28672 x 4096 18.2 and 17.9; uint4 in groups of 32 there 21.7 and 20.9. Why not four rows, or 5 to 7 bits with zeros:
+// int2 at 34816 x 5120 with four 17.4 and 18.2, uint7 at 4096 x 14336 16.5 and 16.7. Why not floats: few have two each.
 inline bool is_whole_alone(const Traits& traits, const Sharing& p) {
   const WeightForm& weight = traits.weight;
   // Why not these, n from k to 5.5 k: they look like queries and gates, whose keys and up projections may follow at
