@@ -1,6 +1,6 @@
 // How many columns a tile of wgmma multiplies: as many as it has tokens at most, or, of 256, what holds those that are
 // there. Why not of smaller tiles: what is not there is never brought, and products of it take little energy, which is
-// what bounds those; the branch costs 2 to 4% (docs/notes/gemm-sm90.md, version 92).
+// what bounds those; the branch costs 2 to 4% (docs/notes/gemm-sm90-versions.md, version 92).
 #pragma once
 #include <cstdint>
 

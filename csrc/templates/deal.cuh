@@ -97,7 +97,7 @@ LOWBIT_HOST_DEVICE constexpr MeetingDeal deal_to_clusters(int tasks, int stages,
 
 constexpr int kMostMeet = 4;  // blocks of a cluster whose sums meet
 // How many times 128 k more the busiest block may have, so that sums meet. Measured on an H200, 15 shapes, tiles of 32
-// to 128 tokens: it is 3 to 9 times 128 k for which both take as long (docs/notes/gemm-sm90.md, version 77).
+// to 128 tokens: it is 3 to 9 times 128 k for which both take as long (docs/notes/gemm-sm90-versions.md, version 77).
 constexpr int kMeetSaves = 5;
 
 struct MostClusters {

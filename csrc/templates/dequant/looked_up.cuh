@@ -32,7 +32,7 @@ struct E2m1Table {
 
   uint32_t plus[2], minus[2];
   // 1. Why: a multiplication by it is an addition that the ALU, which looks up, has not to do. Shifts by 16 are the
-  // ALU's all the same: as upper halves of products they cost 3% of all (docs/notes/decode.md, version 63).
+  // ALU's all the same: as upper halves of products they cost 3% of all (docs/notes/decode-versions.md, version 63).
   uint32_t one;
 
   static __device__ __forceinline__ void store(uint32_t to) {

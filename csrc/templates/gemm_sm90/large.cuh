@@ -37,7 +37,7 @@ struct LargeMap {
     return (kSharedTwoRings - kFixed - of_weights * kWBytes - Lines::kBytes - Stage::kTable) / kXBytes;
   }
   // Why five: with four of n256 products wait for x, with which both blocks must be done; 8192 x 8192, 4096 rows, W8
-  // 888 us and 813, W7 894 and 856. A sixth gains nothing (docs/notes/gemm-sm90.md, version 82).
+  // 888 us and 813, W7 894 and 856. A sixth gains nothing (docs/notes/gemm-sm90-versions.md, version 82).
   static constexpr int kWDepth = x_depth(3) >= 5 ? 3 : 2, kXDepth = x_depth(kWDepth);
   static constexpr int kW = kXDepth * kXBytes, kLines = kW + kWDepth * kWBytes;
   static constexpr int kWFull = kLines + Lines::kBytes, kWEmpty = kWFull + 8 * kWDepth;

@@ -7,7 +7,7 @@
 //   8
 //
 // The end of a task runs once, so that instructions are not at hand: each takes some five cycles, and the tensor cores
-// wait for most of them. So there are few (docs/notes/gemm-sm90.md, version 107).
+// wait for most of them. So there are few (docs/notes/gemm-sm90-versions.md, version 107).
 //
 // From 144 tokens on they have a place of their own (large.cuh); of 64 to 128 they lie where stages were: the last one
 // of the task, which is given back only then (wide.cuh), or the ring of a block that has one task (shared_rows.cuh).

@@ -38,7 +38,7 @@ constexpr int stage_steps(int tokens, int bits, int warps, bool fine) {
 }
 
 // Stages of weights, of codes of so many bits, that a block asks for before the kernel before has ended. Why few: x of
-// the first stages would stand in line behind them. Measured: docs/notes/gemm-sm90.md, version 5.
+// the first stages would stand in line behind them. Measured: docs/notes/gemm-sm90-versions.md, version 5.
 constexpr int early_stages(int bits) { return bits <= 2 ? 1 : bits <= 4 ? 2 : 3; }
 
 // The most stages that a ring of a whole multiprocessor has, of codes of so many bits. Why not all that there is room

@@ -136,8 +136,8 @@ __device__ __forceinline__ uint32_t load_x_16(const void* from) {
 
 // All threads of a warp: each keeps its value in a register from here on. Why: the compiler would find a number where
 // it is used, and in what lies between two products of few weights an instruction costs about five cycles, a constant
-// of the kernel more (docs/notes/decode.md, version 51). Why a shuffle: it can't find again what came through one; of
-// what all lanes share it sometimes does.
+// of the kernel more (docs/notes/decode-versions.md, version 51). Why a shuffle: it can't find again what came through
+// one; of what all lanes share it sometimes does.
 __device__ __forceinline__ void hold(int& value) { value = __shfl_sync(~0u, value, threadIdx.x % 32); }
 __device__ __forceinline__ void hold(uint32_t& value) { value = __shfl_sync(~0u, value, threadIdx.x % 32); }
 __device__ __forceinline__ void hold(float& value) { value = __shfl_sync(~0u, value, threadIdx.x % 32); }
@@ -181,7 +181,7 @@ __device__ __forceinline__ void wait_groups() {
 
 // Before this thread tells of it, all that it has read of shared memory has been read, and the copy engine may write
 // there. Why: an arrival passes loads that were issued before it and not used yet, and beside other kernels these were
-// seen to read what the engine wrote a microsecond later (docs/notes/gemm-sm90.md, version 73).
+// seen to read what the engine wrote a microsecond later (docs/notes/gemm-sm90-versions.md, version 73).
 __device__ __forceinline__ void end_reads() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
