@@ -13,7 +13,7 @@ import pytest
 from native.build import load
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
-import kind_sweeps  # noqa: E402
+import kind_sweeps
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "nvidia-h200"
 SWEEPS = sorted(RESULTS.glob("sweep_splits_20261128_decode*.json"))
