@@ -126,7 +126,7 @@ def test_few_weights_are_asked_for_early_behind_kernels_of_others(native):
 
 
 def test_all_of_a_multiprocessor_in_place_of_two_each_behind_kernels_of_others(native):
-    """As was timed to be faster there, and for nothing else."""
+    """Where it was timed: on average faster, and 2.5% slower at worst."""
     gains, count = {}, 0
     for weight, n, k, m, times in (row for file in ALONE for row in json.loads(file.read_text())["rows"]):
         form = kind_sweeps.Weight.of(weight if isinstance(weight, str) else f"int{weight}")
@@ -138,22 +138,26 @@ def test_all_of_a_multiprocessor_in_place_of_two_each_behind_kernels_of_others(n
             gains[form.name, n, k, m] = timed[tuple(alone)] / by_two - 1
     assert count > 200 and 70 < len(gains) < 110
     assert sum(gains.values()) / len(gains) < -0.013 and max(gains.values()) < 0.025, max(gains, key=gains.get)
+    zeros, short, few_bytes = ("uint8:128", 4096, 14336, 1), ("int8:32", 4096, 14336, 1), ("uint4:32", 2560, 9728, 1)
+    assert gains.keys() >= {("int4", 28672, 4096, 1), zeros, short, few_bytes}
 
 
-def test_two_blocks_each_stay_behind_kernels_of_others_where_they_are_faster(native):
+def test_two_blocks_each_stay_behind_kernels_of_others(native):
     """Of floats, of 5 to 7 bits with zeros, and of what may be queries or a gate, which another product follows."""
     down, query, gate, plain, zeros = (4096, 14336), (8192, 8192), (28672, 8192), (False, False, 1), (False, True, 1)
     for bits, m, shape, other in (
         (8, 2, (28672, 4096), (True, False, 1)),
+        (5, 1, down, zeros),
         (6, 1, down, zeros),
         (7, 1, down, zeros),
         (8, 1, query, plain),
         (8, 1, gate, plain),
         (8, 1, gate, zeros),
+        (8, 1, (27648, 5120), plain),
     ):
         ahead, alone = ahead_and_alone(native, bits, m, *shape, other)
         assert ahead[6] and alone[6], (bits, shape, other)
-    for n, k in (down, (57344, 8192)):  # and a gate's rows and those of its up projection in one
+    for n, k in (down, (28672, 5120), (57344, 8192)):  # and a gate's rows and those of its up projection in one
         assert ahead_and_alone(native, 8, 1, n, k)[1][4] == 16
 
 

@@ -207,7 +207,7 @@ inline bool is_whole_alone(const Traits& traits, const Sharing& p) {
   const WeightForm& weight = traits.weight;
   // Why not these, n from k to 5.5 k: they look like queries and gates, whose keys and up projections may follow at
   // once, with nothing to overlap with then. A layer of Llama 3 with all of these apart, one row: 8B, int4, 48.9 us, by
-  // whole blocks 49.9; 70B, int8, 217.1 and 218.4. Those of down projections, and of gates and ups in one, are others.
+  // whole blocks 49.8; 70B, int8, 217.1 and 218.4. Those of down projections, and of gates and ups in one, are others.
   const bool may_go_on = p.tiles >= 8 * p.steps && p.tiles < 44 * p.steps;
   const bool slower = weight.is_float || (weight.zeros && weight.bits >= 5 && weight.bits <= 7) || may_go_on;
   return p.two_each && traits.tokens <= 2 && !slower;
