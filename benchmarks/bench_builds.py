@@ -36,8 +36,7 @@ from gpu_record import Record  # noqa: E402
 from peers_gpu.lowbit_side import LowbitSide  # noqa: E402
 from peers_gpu.side import Unavailable, error, exact_product  # noqa: E402
 
-from lowbit import kernel_list, libraries  # noqa: E402
-from lowbit.commands.selftest import TOLERANCE  # noqa: E402
+from lowbit import extension, kernel_list, libraries  # noqa: E402
 
 PLACE_BYTES = 54 << 20  # that lie before weights of each further place; no power of two
 TRIALS = 5
@@ -86,6 +85,7 @@ def run(args: argparse.Namespace) -> list[list]:
     """[weight, N, K, rows of x, tile, place, us] of this build. Raises AssertionError for a wrong answer."""
     if not args.dry:
         folder = Path(args.run)
+        assert not extension.is_loaded(), "the libraries of this checkout are loaded: they would be timed as the build"
         libraries.LIBRARY, libraries.CUDA_LIBRARY = (
             folder / libraries.LIBRARY.name,
             folder / libraries.CUDA_LIBRARY.name,
@@ -110,6 +110,9 @@ def run(args: argparse.Namespace) -> list[list]:
 
 def times(args: argparse.Namespace, problem: peers_gpu.Problem, dtype: str, tile: str | None):
     """(rows of x, us) of each number of rows that the tile, or any, serves; none where the build has no such kernel."""
+    # Why here: it loads the libraries, which the build's own are to be.
+    from lowbit.commands.selftest import TOLERANCE
+
     side = LowbitSide(dtype, args.act, args.group, tile=tile)
     try:
         ready = side.open(problem)

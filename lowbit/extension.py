@@ -44,6 +44,11 @@ def load() -> ctypes.CDLL:
     return _library
 
 
+def is_loaded() -> bool:
+    """Whether the libraries are loaded, without loading them."""
+    return _library is not None
+
+
 def isas() -> list[str]:
     """Instruction sets that this CPU can use, best first. Raises like :func:`load`."""
     return load().lowbit_isas().decode().split()

@@ -1,6 +1,7 @@
 """Risk: the comparison of builds says that the slower one is faster, counts a place twice, or loses what was timed."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,11 @@ sys.path.append(str(BENCHMARKS))
 import bench_builds  # noqa: E402
 
 PRODUCT = ["int4", 4096, 8192, 8, None]
+
+
+def test_libraries_are_not_loaded_before_a_build_has_named_its_own():
+    code = "import bench_builds, sys; sys.exit(bench_builds.extension.is_loaded())"
+    assert subprocess.run([sys.executable, "-c", code], cwd=BENCHMARKS).returncode == 0
 
 
 def test_places_are_averaged_and_of_rounds_the_least_counts():
