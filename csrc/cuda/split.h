@@ -125,6 +125,17 @@ constexpr float narrow_step(const WeightKind& kind, int bits, int blocks, int ow
   return (step * (kind.is_float ? kFloatWork[bits - 3][blocks] : 1.0f) + more) * (kind.codebook ? kCodebookWork : 1.0f);
 }
 
+// Pairs of blocks whose warps each have rows of their own, on halves of multiprocessors that are nearly all taken: with
+// 8 bits and many k single blocks of as many slices of K are faster. Measured on an H200 (the records of kNarrowKinds),
+// us, by 8 x 1 x 2 and 4 x 2 x 1, 8192 x 8192: float8_e4m3 with 1 to 8 rows 19.2 and 18.1, uint8 with 8 19.2 and 18.3,
+// int8 with 16 18.9 and 18.6. Why nearly all: 5120 x 8192, int8, by 6 x 1 x 2 12.3, by 3 x 2 x 1 13.1. Why many k:
+// 8192 x 3584, int8 with 16 rows, is 6% slower by what it took then.
+constexpr float kFullPairs = 1.03f;
+constexpr bool is_full_of_pairs(const Split& split, const SplitQuestion& q) {
+  const bool pairs = split.warps < narrow::kMostWorkers && split.row_tiles == split.warps && split.blocks == 2;
+  return pairs && !split.two_each && q.bits == 8 && !q.kind.fine && q.steps >= 56;
+}
+
 constexpr float split_us(const Split& split, const SplitQuestion& q) {
   const int blocks = split.warps == narrow::kMostWorkers ? 1 : 2 * split.two_each;
   const SplitCosts& costs = blocks == 1 ? kWholeCosts : blocks ? kTwoCosts : kHalfCosts;
@@ -139,7 +150,7 @@ constexpr float split_us(const Split& split, const SplitQuestion& q) {
   const float most = std::max(products, memory), least = std::min(products, memory);
   int doubled = 0;
   for (int all = split.parts * split.blocks; all > 1; all /= 2) ++doubled;
-  return costs.start[own] + most + costs.both * least / most + x * steps * static_cast<float>(split.parts) +
+  return costs.start[own] + most * (is_full_of_pairs(split, q) ? kFullPairs : 1.0f) + costs.both * least / most + x * steps * static_cast<float>(split.parts) +
          costs.sums * static_cast<float>(doubled * split.row_tiles * columns) +
          (split.blocks > 1 ? costs.pair / (1 + most) : 0.0f) + costs.turn * static_cast<float>(work.turns) +
          (work.in_parts ? costs.parts : 0.0f);
