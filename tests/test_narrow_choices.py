@@ -158,6 +158,9 @@ def test_tiles_and_splits_of_other_weights_that_are_chosen_are_close_to_the_fast
     by_weight = {}
     for (name, *_, m), of in lost.items():
         by_weight.setdefault((name, m <= 4), []).append(of)
+    # Pairs that fill the device have a price of their own: without it these lose 1.4%.
+    bytes_ = [of for (name, *_), of in lost.items() if name in ("uint8:128", "float8_e4m3:128")]
+    assert len(bytes_) > 90 and sum(bytes_) / len(bytes_) < 0.0125
     # The worst: uint8 with up to four rows, of which few products are left whose way was timed.
     averages = {weight: sum(of) / len(of) for weight, of in by_weight.items()}
     assert max(averages.values()) < 0.04, max(averages, key=averages.get)

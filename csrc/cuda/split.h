@@ -126,14 +126,17 @@ constexpr float narrow_step(const WeightKind& kind, int bits, int blocks, int ow
 }
 
 // Pairs of blocks whose warps each have rows of their own, on halves of multiprocessors that are nearly all taken: with
-// 8 bits and many k single blocks of as many slices of K are faster. Measured on an H200 (the records of kNarrowKinds),
-// us, by 8 x 1 x 2 and 4 x 2 x 1, 8192 x 8192: float8_e4m3 with 1 to 8 rows 19.2 and 18.1, uint8 with 8 19.2 and 18.3,
-// int8 with 16 18.9 and 18.6. Why nearly all: 5120 x 8192, int8, by 6 x 1 x 2 12.3, by 3 x 2 x 1 13.1. Why many k:
-// 8192 x 3584, int8 with 16 rows, is 6% slower by what it took then.
+// 8 bits and many k single blocks, or two on each, of as many slices of K are faster. Measured on an H200
+// (nvidia-h200/full_pairs_20261129.json), us, before and so, 8192 x 8192: uint8 with 8 rows 19.7 and 18.0, float8_e4m3
+// with 1 to 8 19.1 to 19.3 and 18.0 to 18.3, int8 with 16 18.8 and 18.4; 7168 x 8192 with 8 rows 1.7 to 3.4% less. Why
+// nearly all: 6656 x 8192, float8_e4m3 1.4% more, 7168 x 8192 with 16 rows 0.6 to 1.4%. Why many k: 8192 x 3584, int8
+// with 16 rows, would take 6% more.
 constexpr float kFullPairs = 1.03f;
 constexpr bool is_full_of_pairs(const Split& split, const SplitQuestion& q) {
   const bool pairs = split.warps < narrow::kMostWorkers && split.row_tiles == split.warps && split.blocks == 2;
-  return pairs && !split.two_each && q.bits == 8 && !q.kind.fine && q.steps >= 56;
+  if (!pairs || split.two_each || q.bits != 8 || q.kind.fine || q.steps < 56) return false;
+  const int64_t taken = ceil_div(q.tiles, split.row_tiles), most = narrow::at_once(split, q);
+  return q.tokens > 8 ? taken * 16 >= most * 15 : taken * 6 >= most * 5;
 }
 
 constexpr float split_us(const Split& split, const SplitQuestion& q) {
