@@ -35,20 +35,32 @@ __device__ __forceinline__ Signed left_aligned(const Words<Bits>& from, int f, i
   return words;
 }
 
-// The registers of fragment f, for a type whose lowest exponent bit is bit `ExponentBit` of 16.
+// The registers of fragment f, for a type whose lowest exponent bit is bit `ExponentBit` of 16. kept: of row halves,
+// all bits of a code or none.
 template <int Exponent, int Mantissa, int ExponentBit>
-__device__ __forceinline__ void float_fragment(const Words<1 + Exponent + Mantissa>& from, int f, uint32_t (&a)[4]) {
+__device__ __forceinline__ void float_fragment(const Words<1 + Exponent + Mantissa>& from, int f,
+                                               const uint32_t (&kept)[2], uint32_t (&a)[4]) {
   constexpr uint32_t kMagnitude = ((1u << (Exponent + Mantissa)) - 1) << (ExponentBit - Mantissa);
   constexpr int kTop = ExponentBit + Exponent - 1;  // where the highest bit of the magnitude goes
+  constexpr bool kTogether = kTop == 14 && (Exponent + Mantissa) % 2 == 1;  // sign and magnitude, as they are in a code
+  // Whether a number is in the upper byte of its half: those of four codes are made at once then, and put apart.
+  constexpr bool kInUpperByte = ExponentBit - Mantissa >= 8 && !kTogether;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const auto [sign, magnitude] = left_aligned(from, f, h);
-    if constexpr (kTop == 14 && (Exponent + Mantissa) % 2 == 1) {
-      a[h] = (sign << 8) & halves(0x8000u | kMagnitude);
-      a[2 + h] = sign & halves(0x8000u | kMagnitude);
+    if constexpr (kInUpperByte) {
+      // Why in asm: the compiler would put both halves together from masked words of their own.
+      const uint32_t upper = ptx::masked_or(sign, bytes(0x80) & kept[h],
+                                            shifted(magnitude, kTop - 14) & bytes(kMagnitude >> 8 & 0xFF) & kept[h]);
+      a[h] = __byte_perm(upper, 0, 0x2404);
+      a[2 + h] = upper & halves(0xFF00u);
+    } else if constexpr (kTogether) {
+      a[h] = (sign << 8) & halves(0x8000u | kMagnitude) & kept[h];
+      a[2 + h] = sign & halves(0x8000u | kMagnitude) & kept[h];
     } else {
-      a[h] = (shifted(magnitude, kTop - 6) & halves(kMagnitude)) | ((sign << 8) & halves(0x8000u));
-      a[2 + h] = (shifted(magnitude, kTop - 14) & halves(kMagnitude)) | (sign & halves(0x8000u));
+      const uint32_t minus = halves(0x8000u) & kept[h], other = halves(kMagnitude) & kept[h];
+      a[h] = ptx::masked_or(sign << 8, minus, shifted(magnitude, kTop - 6) & other);
+      a[2 + h] = ptx::masked_or(sign, minus, shifted(magnitude, kTop - 14) & other);
     }
   }
 }
@@ -66,10 +78,12 @@ struct Decoder<Float<Exponent, Mantissa>, __half> : ValueDecoder {
   static constexpr uint32_t kFactor = planes::halves((30u - Type::kBias) << 10);
 
   __device__ explicit Decoder(float /*offset*/) {}
-  static __device__ __forceinline__ void bits(const Words& from, int f, uint32_t (&a)[4]) {
-    planes::float_fragment<Exponent, Mantissa, 10>(from, f, a);
+  static __device__ __forceinline__ void bits(const Words& from, int f, const uint32_t (&kept)[2], uint32_t (&a)[4]) {
+    planes::float_fragment<Exponent, Mantissa, 10>(from, f, kept, a);
   }
-  __device__ __forceinline__ void fragment(const Words& from, int f, uint32_t (&a)[4]) const { bits(from, f, a); }
+  __device__ __forceinline__ void fragment(const Words& from, int f, uint32_t (&a)[4]) const {
+    bits(from, f, {~0u, ~0u}, a);
+  }
 };
 
 template <int Exponent, int Mantissa>
@@ -82,11 +96,11 @@ struct Decoder<Float<Exponent, Mantissa>, __nv_bfloat16> : ValueDecoder {
   static constexpr uint32_t kFactor = planes::halves((254u - Type::kBias) << 7);
 
   __device__ explicit Decoder(float /*offset*/) {}
-  static __device__ __forceinline__ void bits(const Words& from, int f, uint32_t (&a)[4]) {
-    planes::float_fragment<Exponent, Mantissa, 7>(from, f, a);
+  static __device__ __forceinline__ void bits(const Words& from, int f, const uint32_t (&kept)[2], uint32_t (&a)[4]) {
+    planes::float_fragment<Exponent, Mantissa, 7>(from, f, kept, a);
   }
   __device__ __forceinline__ void fragment(const Words& from, int f, uint32_t (&a)[4]) const {
-    bits(from, f, a);
+    bits(from, f, {~0u, ~0u}, a);
 #pragma unroll
     for (int r = 0; r < 4; ++r) a[r] = ptx::multiply_add<__nv_bfloat16>(a[r], kFactor, ptx::kMinusZeros);
   }

@@ -101,11 +101,17 @@ struct ExactDecoder<Float<Exponent, Mantissa>, Act> {
   static __device__ __forceinline__ float addend(int /*h*/, float offset) { return -offset; }
 
   static __device__ __forceinline__ void fragment(const Words& from, int f, const LastStep& last, uint32_t (&a)[4]) {
-    Base::bits(from, f, a);
+    Base::bits(from, f, {~0u, ~0u}, a);
 #pragma unroll
     for (int r = 0; r < 4; ++r) a[r] = ptx::multiply_add<Act>(a[r], last.factor[r & 1], last.addend[r & 1]);
   }
 };
+
+// Whether exact values are bits without a last step, in units of their own: of row halves all are kept, or none.
+template <class Weight, class Act>
+constexpr bool kBareBits = false;
+template <int Exponent, int Mantissa>
+constexpr bool kBareBits<Float<Exponent, Mantissa>, __half> = true;
 
 // Exact: values stay numbers value / factor() without scale, and the scale of a group is that of its sums (`on_sums`).
 template <class Weight, class Act, ZeroForm Zeros, bool Exact>
@@ -114,9 +120,10 @@ struct ScaledDecoder {
   static_assert(!(Exact && kAny), "the difference of a value and any zero is no number with few digits");
   using Numbers = ExactDecoder<Weight, Act>;
   using Words = typename Numbers::Words;
+  static constexpr bool kBare = Exact && kBareBits<Weight, Act>;
 
   // What one group of rows g and g + 8 needs. Exact values: their last step. Others: their last step's addend where
-  // there are zeros, then number * scale + after, each as a pair of rows.
+  // there are zeros, then number * scale + after, each as a pair of rows. Of bare bits the factor is which are kept.
   struct Group {
     LastStep last;
     uint32_t scale, addend, after;
@@ -148,7 +155,10 @@ struct ScaledDecoder {
       : numbers(table, lane), step(numbers.unit()), per_step(1.0f / step), base(0.0f) {}
 
   // A power of two: what sums of exact values are to be multiplied by.
-  __device__ __forceinline__ float factor() const { return step * Numbers::kFactor; }
+  __device__ __forceinline__ float factor() const {
+    if constexpr (kBare) return step * lowbit::Decoder<Weight, Act>::kUnit;
+    return step * Numbers::kFactor;
+  }
 
   // scales, zeros: of rows g and g + 8. is_min: the zero is added after the scale.
   __device__ __forceinline__ Group group(float2 scales, float2 zeros, bool is_min) const {
@@ -168,6 +178,7 @@ struct ScaledDecoder {
       made.last = numbers.last;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
+        if constexpr (kBare) made.last.factor[h] = ~0u;
         made.on_sums[h] = scale[h];
         if constexpr (kWhole) made.last.addend[h] = both_halves<Act>(Numbers::addend(h, base + taken[h]));
       }
@@ -191,7 +202,9 @@ struct ScaledDecoder {
   }
 
   __device__ __forceinline__ void fragment(const Words& from, int f, const Group& group, uint32_t (&a)[4]) const {
-    if constexpr (Exact) {
+    if constexpr (kBare) {
+      lowbit::Decoder<Weight, Act>::bits(from, f, group.last.factor, a);
+    } else if constexpr (Exact) {
       numbers.fragment(from, f, group.last, a);
 #pragma unroll
       for (int r = 0; r < 4; ++r)
