@@ -106,7 +106,8 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
                     {q.is_float, q.codebook, q.fine() || q.any_zeros(), false, q.any_zeros()},
                     q.clusters,
                     memory_us(q),
-                    columns_share(q, cost.tokens)};
+                    columns_share(q, cost.tokens),
+                    q.bf16_x};
   return std::min(whole_us(w, cost), block_time(w, cost.tokens).us);
 }
 
