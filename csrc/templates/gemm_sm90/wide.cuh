@@ -204,6 +204,7 @@ struct Wide {
       } else if constexpr (kExact) {
         unit[0] = state.now[0] * decoder.factor(), unit[1] = state.now[1] * decoder.factor();
       } else if constexpr (Decoder::kAtOnce) {
+        ptx::settle(sum);  // Why: else ptxas runs products one after the other
         unit[0] = unit[1] = decoder.factor();
       }
       if constexpr (Tile::kParts > 1) {
