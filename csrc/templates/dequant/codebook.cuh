@@ -62,8 +62,8 @@ struct Decoder<Codebook<Bits>, Act> : ValueDecoder {
   }
 };
 
-template <int Bits, class Act>
-struct ExactDecoder<Codebook<Bits>, Act> : Decoder<Codebook<Bits>, Act> {
+template <int Bits, class Act, bool Tiny>
+struct ExactDecoder<Codebook<Bits>, Act, Tiny> : Decoder<Codebook<Bits>, Act> {
   using Base = Decoder<Codebook<Bits>, Act>;
   static constexpr float kFactor = 1.0f;
 

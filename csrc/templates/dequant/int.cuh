@@ -103,7 +103,8 @@ struct ValuesOf : ValueDecoder {
   using Codes = planes::Codes<Bits>;
   using Words = typename Codes::Source;
   static constexpr bool kHalf = std::is_same<Act, __half>::value;
-  static constexpr float kUnit = kHalf ? 512.0f : 64.0f;
+  // Of fp16 the smallest numbers that there are (scaled.cuh says why); half of that is the offset of 1 bit.
+  static constexpr float kUnit = !kHalf ? 64.0f : Bits == 1 ? 0x1p23f : 0x1p24f;
 
   uint32_t addend;
 
@@ -116,9 +117,9 @@ struct ValuesOf : ValueDecoder {
     return pack_pair<Act>(first * (-1 / kUnit), second * (-1 / kUnit));
   }
 
-  // 2^(15 - q), 2^(127 - q).
+  // 2^-q, with 1 bit twice that; 2^(127 - q).
   static __host__ __device__ constexpr uint32_t factor(int q) {
-    return planes::halves(kHalf ? (30u - q) << 10 : (254u - q) << 7);
+    return planes::halves(kHalf ? (15u + (Bits == 1) - q) << 10 : (254u - q) << 7);
   }
 
   __device__ __forceinline__ void fragment(const Words& from, int f, uint32_t (&a)[4]) const {
