@@ -54,21 +54,22 @@ struct WideTasks {
 };
 
 // What a step takes of other weights beside integers in groups of 128 and more: floats of such, integers and floats in
-// short groups, zeros that are no part of a value's number, floats of long groups beside bf16. By tiles of 32, 48, 64,
+// short groups, zeros that are no part of a value's number, floats beside bf16. By tiles of 32, 48, 64,
 // 96 and 128, 144 to 208, 256 tokens; by halves of 32 and 64; by 64 rows of 32 and of more. Floats:
 // nvidia-h200/tiles_20261129_floats.json (432 products, 0.2% lost).
-constexpr float kKindWork[5][10] = {
+constexpr float kKindWork[6][10] = {
     {1.04f, 1.00f, 0.95f, 0.93f, 1.00f, 0.93f, 1.30f, 1.08f, 1.04f, 0.99f},  // float
     {1.22f, 1.00f, 1.02f, 0.92f, 1.00f, 0.94f, 1.27f, 1.00f, 1.18f, 1.01f},  // fine
     {1.28f, 1.00f, 1.04f, 0.94f, 1.00f, 0.91f, 1.45f, 1.00f, 1.28f, 1.07f},  // fine float
     {1.46f, 1.12f, 1.16f, 1.02f, 1.08f, 1.02f, 1.59f, 1.11f, 1.37f, 1.16f},  // zeros
     {1.30f, 1.00f, 1.13f, 1.03f, 1.00f, 1.00f, 1.28f, 1.15f, 1.22f, 1.12f},  // float, bf16
+    {1.45f, 1.00f, 1.18f, 1.05f, 1.00f, 0.96f, 1.59f, 1.00f, 1.37f, 1.18f},  // fine float, bf16
 };
 
 // block_tiles: row tiles of a block that has one task, 0 of others.
 constexpr float kind_work(const WeightKind& kind, bool bf16, int tokens, int block_tiles) {
-  const int of_float = bf16 ? 4 : 0;
-  const int row = kind.any_zeros ? 3 : kind.fine ? (kind.is_float ? 2 : 1) : kind.is_float ? of_float : -1;
+  const int of_float = bf16 ? 4 + kind.fine : 2 * kind.fine, of_integer = kind.fine ? 1 : -1;
+  const int row = kind.any_zeros ? 3 : kind.is_float ? of_float : of_integer;
   const int of_whole = tokens == 32    ? 0
                        : tokens == 48  ? 1
                        : tokens == 64  ? 2

@@ -94,7 +94,6 @@ struct Decoder<Float<Exponent, Mantissa>, __nv_bfloat16> : ValueDecoder {
   static constexpr float kUnit = 1.0f;
   // What bits have to be multiplied by to be values: 2^(127 - bias).
   static constexpr uint32_t kFactor = planes::halves((254u - Type::kBias) << 7);
-  static constexpr float kFromBits = 0x1p127f / (1 << Type::kBias);
 
   __device__ explicit Decoder(float /*offset*/) {}
   static __device__ __forceinline__ void bits(const Words& from, int f, const uint32_t (&kept)[2], uint32_t (&a)[4]) {

@@ -118,19 +118,13 @@ template <int Exponent, int Mantissa>
 constexpr bool kBareBits<Float<Exponent, Mantissa>, __half> = true;
 
 // Exact: values stay numbers value / factor() without scale, and the scale of a group is that of its sums (`on_sums`).
-// Else they are scaled; in units of factor() where the caller asks for it (InUnits), which may save a multiplication.
-template <class Weight, class Act, ZeroForm Zeros, bool Exact, bool InUnits = false>
+template <class Weight, class Act, ZeroForm Zeros, bool Exact>
 struct ScaledDecoder {
   static constexpr bool kAny = Zeros == ZeroForm::kAny, kWhole = Zeros == ZeroForm::kWhole;
   static_assert(!(Exact && kAny), "the difference of a value and any zero is no number with few digits");
   using Numbers = ExactDecoder<Weight, Act, Exact>;
   using Words = typename Numbers::Words;
   static constexpr bool kBare = Exact && kBareBits<Weight, Act>;
-  // Whether what brings bits to values goes with the scale. Why not all of it: a scale of 4 would be infinite; half of
-  // bf16's range is left on either side. Why not fp16: it has no such range.
-  static constexpr bool kAtOnce =
-      InUnits && !Exact && !kAny && Weight::kFloat && !Weight::kCodebook && std::is_same<Act, __nv_bfloat16>::value;
-  static constexpr float kUnit = 0x1p63f;
 
   // What one group of rows g and g + 8 needs. Exact values: their last step. Others: their last step's addend where
   // there are zeros, then number * scale + after, each as a pair of rows. Of bare bits the factor is which are kept.
@@ -167,7 +161,7 @@ struct ScaledDecoder {
   // A power of two: what sums of exact values are to be multiplied by.
   __device__ __forceinline__ float factor() const {
     if constexpr (kBare) return step * lowbit::Decoder<Weight, Act>::kUnit;
-    return kAtOnce ? kUnit : step * Numbers::kFactor;
+    return step * Numbers::kFactor;
   }
 
   // scales, zeros: of rows g and g + 8. is_min: the zero is added after the scale.
@@ -193,9 +187,7 @@ struct ScaledDecoder {
         if constexpr (kWhole) made.last.addend[h] = both_halves<Act>(Numbers::addend(h, base + taken[h]));
       }
     } else {
-      float on_values = factor();
-      if constexpr (kAtOnce) on_values = lowbit::Decoder<Weight, Act>::kFromBits / kUnit;
-      made.scale = pack_pair<Act>(scale[0] * on_values, scale[1] * on_values);
+      made.scale = pack_pair<Act>(scale[0] * factor(), scale[1] * factor());
       if constexpr (kWhole || kAny)
         made.addend = pack_pair<Act>(Numbers::addend(0, base + taken[0]), Numbers::addend(1, base + taken[1]));
       if constexpr (kAny) made.after = pack_pair<Act>(after[0], after[1]);
@@ -221,11 +213,6 @@ struct ScaledDecoder {
 #pragma unroll
       for (int r = 0; r < 4; ++r)
         if constexpr (Weight::kCodebook) a[r] = ptx::multiply<Act>(a[r], group.last.factor[r % 2]);
-    } else if constexpr (kAtOnce) {
-      const uint32_t scale[2] = {ptx::twice<0>(group.scale), ptx::twice<1>(group.scale)};
-      lowbit::Decoder<Weight, Act>::bits(from, f, {~0u, ~0u}, a);
-#pragma unroll
-      for (int r = 0; r < 4; ++r) a[r] = ptx::multiply<Act>(a[r], scale[r % 2]);
     } else {
       LastStep last = numbers.last;
       if constexpr (kWhole || kAny)

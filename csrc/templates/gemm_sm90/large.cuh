@@ -55,7 +55,7 @@ struct Large {
   using Map = LargeMap<Weight, Tile, Form>;
   using Stage = typename Map::Stage;
   static constexpr bool kExact = !Form::kFine && !kRoundsValues<Weight, Act, Tile>;  // as in Wide
-  using Decoder = ScaledDecoder<Weight, Act, Form::kZeroForm, kExact, true>;
+  using Decoder = ScaledDecoder<Weight, Act, Form::kZeroForm, kExact>;
   using Words = typename Decoder::Words;
   using Group = typename Decoder::Group;
   using Rows = LinesOfY<Act, Tile, typename Map::Lines, Problem>;
@@ -217,7 +217,6 @@ struct Large {
       release_x(before[0]), release_x(before[1]);
       float unit[2] = {1.0f, 1.0f};
       if constexpr (kExact) unit[0] = units.now[0] * decoder.factor(), unit[1] = units.now[1] * decoder.factor();
-      if constexpr (Decoder::kAtOnce) unit[0] = unit[1] = decoder.factor();
       finish(part, meet, rows, warp, lane, unit, sum);
     }
     turns.end();

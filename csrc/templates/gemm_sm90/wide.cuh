@@ -26,7 +26,7 @@ struct Wide {
   // Whether a factor for each fragment takes the place of shifts: it costs registers for what is left out of units.
   static constexpr bool kPlaced = kExact && !Weight::kFloat && !Weight::kCodebook && Weight::kBits <= (kOpen ? 3 : 1);
   using Decoder = std::conditional_t<kPlaced, PlacedDecoder<Weight, Act, Form::kZeroForm>,
-                                     ScaledDecoder<Weight, Act, Form::kZeroForm, kExact, true>>;
+                                     ScaledDecoder<Weight, Act, Form::kZeroForm, kExact>>;
   using Words = typename Decoder::Words;
   using Group = typename Decoder::Group;
   static constexpr int kColumns = Tile::kColumns;
@@ -203,9 +203,6 @@ struct Wide {
         unit[0] = unit[1] = decoder.factor();
       } else if constexpr (kExact) {
         unit[0] = state.now[0] * decoder.factor(), unit[1] = state.now[1] * decoder.factor();
-      } else if constexpr (Decoder::kAtOnce) {
-        ptx::settle(sum);  // Why: else ptxas runs products one after the other
-        unit[0] = unit[1] = decoder.factor();
       }
       if constexpr (Tile::kParts > 1) {
         count_out(unit, sum);
