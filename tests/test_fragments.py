@@ -74,15 +74,17 @@ def test_bytes_are_codes_of_the_fragments_that_their_digits_are_of(fragments, bi
     np.testing.assert_array_equal(bytes_found, expected.reshape(bytes_found.shape))
 
 
+@pytest.mark.parametrize("kept", [(True, True), (False, True), (True, False)], ids=str)
 @pytest.mark.parametrize("act", ["fp16", "bf16"])
 @pytest.mark.parametrize("wtype", FLOATS, ids=str)
-def test_floats_are_their_values_times_a_power_of_two(fragments, wtype, act):
+def test_floats_are_their_values_times_a_power_of_two(fragments, wtype, act, kept):
+    """kept: of rows g, and of rows g + 8; others are 0."""
     codes, memory = packed(wtype.bits, wtype.bits)
     legal = np.array([code for code in range(1 << wtype.bits) if code not in wtype.invalid_codes])
     codes = legal[codes % len(legal)].astype(np.uint8)
     stream = QuantTensor.pack_codes(torch.from_numpy(codes), wtype.bits)
     memory = layouts.pack_codes(stream, N, K, wtype.bits, "nvidia").numpy()
-    found = halves(getattr(fragments, f"{wtype.name.split('_')[1]}_{act}")(memory, N)).astype(np.uint32)
+    found = halves(getattr(fragments, f"{wtype.name.split('_')[1]}_{act}")(memory, N, *kept)).astype(np.uint32)
     exponent, mantissa = map(int, re.search(r"e(\d)m(\d)", wtype.name).groups())
     smallest = min(abs(value) for value in wtype.values if value and np.isfinite(value))
     if act == "fp16":
@@ -92,5 +94,8 @@ def test_floats_are_their_values_times_a_power_of_two(fragments, wtype, act):
         numbers = (found << 16).view(np.float32).astype(np.float64)
         unit = 2.0 ** (-126 - mantissa) / smallest
     expected = operand(np.array(wtype.values, dtype=np.float64)[codes]) * unit
+    for half in (0, 1):
+        if not kept[half]:
+            expected[..., half::2, :] = 0.0
     np.testing.assert_array_equal(numbers, expected)
     np.testing.assert_array_equal(np.signbit(numbers), np.signbit(expected))

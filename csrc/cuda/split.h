@@ -153,7 +153,8 @@ constexpr float split_us(const Split& split, const SplitQuestion& q) {
   const float most = std::max(products, memory), least = std::min(products, memory);
   int doubled = 0;
   for (int all = split.parts * split.blocks; all > 1; all /= 2) ++doubled;
-  return costs.start[own] + most * (is_full_of_pairs(split, q) ? kFullPairs : 1.0f) + costs.both * least / most + x * steps * static_cast<float>(split.parts) +
+  return costs.start[own] + most * (is_full_of_pairs(split, q) ? kFullPairs : 1.0f) + costs.both * least / most +
+         x * steps * static_cast<float>(split.parts) +
          costs.sums * static_cast<float>(doubled * split.row_tiles * columns) +
          (split.blocks > 1 ? costs.pair / (1 + most) : 0.0f) + costs.turn * static_cast<float>(work.turns) +
          (work.in_parts ? costs.parts : 0.0f);

@@ -54,8 +54,8 @@ struct WideTasks {
 };
 
 // What a step takes of other weights beside integers in groups of 128 and more: floats of such, integers and floats in
-// short groups, zeros that are no part of a value's number, floats beside bf16. By tiles of 32, 48, 64,
-// 96 and 128, 144 to 208, 256 tokens; by halves of 32 and 64; by 64 rows of 32 and of more. Floats:
+// short groups, zeros that are no part of a value's number; floats beside bf16. By tiles of 32, 48, 64, 96 and 128, 144
+// to 208, 256 tokens; by halves of 32 and 64; by 64 rows of 32 and of more. Floats beside fp16:
 // nvidia-h200/tiles_20261129_floats.json (432 products, 0.2% lost).
 constexpr float kKindWork[6][10] = {
     {1.04f, 1.00f, 0.95f, 0.93f, 1.00f, 0.93f, 1.30f, 1.08f, 1.04f, 0.99f},  // float

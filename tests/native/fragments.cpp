@@ -53,9 +53,10 @@ void define_int(py::module_& m) {
 }
 
 template <int Exponent, int Mantissa, int ExponentBit>
-Registers floats(const Bytes& packed, int64_t n) {
-  return registers<1 + Exponent + Mantissa, 8>(packed, n, [](const auto& words, int f, auto& a) {
-    planes::float_fragment<Exponent, Mantissa, ExponentBit>(words, f, a);
+Registers floats(const Bytes& packed, int64_t n, bool keep_first, bool keep_second) {
+  const uint32_t kept[2] = {keep_first ? ~0u : 0, keep_second ? ~0u : 0};
+  return registers<1 + Exponent + Mantissa, 8>(packed, n, [&](const auto& words, int f, auto& a) {
+    planes::float_fragment<Exponent, Mantissa, ExponentBit>(words, f, kept, a);
   });
 }
 
