@@ -187,6 +187,18 @@ def test_one_row_of_short_groups_is_decodes(native):
     assert chosen(native, 1, 8192, 8192, 8, is_float=True, group_size=64) == (SM90, 8)
 
 
+@pytest.mark.parametrize("group", [32, 128])
+def test_floats_cost_more_beside_bf16_which_has_an_instruction_more_a_value(native, group):
+    for tokens in (32, 64, 128, 256):
+        fp16, bf16 = (
+            native.tile_us(SM90, tokens, [tokens, 8192, 8192], 4, True, bf16, group, NONE, 90, H200)
+            for bf16 in (False, True)
+        )
+        assert fp16 < bf16 < 1.3 * fp16, tokens
+    integers = [native.tile_us(SM90, 64, [64, 8192, 8192], 4, False, b, group, NONE, 90, H200) for b in (False, True)]
+    assert integers[0] == integers[1]
+
+
 def test_floats_that_are_looked_up_go_to_decode_where_it_is_faster(native):
     """By nvidia-h200/sweep_splits_20261128_kinds*.json."""
     for bits, m, n, k, found in (

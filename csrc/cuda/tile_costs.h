@@ -156,7 +156,8 @@ constexpr BlockTime block_time(const WideTasks& w, int tokens) {
 }
 
 // What kernels that may share K are told: of up to 16 tokens by split.h, of more which blocks they take, and no split
-// where whole ones are faster.
+// where whole ones are faster. Kernels do not say what type x has: floats beside bf16 get the blocks of those beside
+// fp16.
 constexpr Split plan_split(const SplitQuestion& q) {
   if (q.tokens <= 16) return split_of(q);
   const float bytes = static_cast<float>(q.tiles) * static_cast<float>(q.steps * (256 * q.bits + 32));
