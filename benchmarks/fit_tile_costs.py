@@ -101,10 +101,11 @@ def model_of(each: list[tuple[Product, Way]], tiles: list[int], blocks: list[tup
     others = blocks_model([one for one in each if one[1][1]], blocks) if alone.any() else None
     kind = indices([product.kind for product, _ in each], tile_model.KINDS)
     column = indices([tile_model.column_of(way) for _, way in each], tile_model.COLUMNS)
+    rounded = torch.tensor([tile_model.rounded_work(way[0], product) for product, way in each], dtype=torch.float64)
 
     def model(constants):
         # Of integers without zeros in long groups, the first kind, it is 1.
-        kinds = torch.cat([torch.ones_like(constants["kind"][:1]), constants["kind"]])[kind, column]
+        kinds = torch.cat([torch.ones_like(constants["kind"][:1]), constants["kind"]])[kind, column] * rounded
         found = torch.empty(len(each), dtype=torch.float64)
         found[~alone] = whole(constants, kinds[~alone])
         if others:

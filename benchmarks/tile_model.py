@@ -91,6 +91,11 @@ def kind_costs() -> list[list[float]]:
     return [found[kind] for kind in KINDS[1:]]
 
 
+def rounded_work(tile: int, product: Product) -> float:
+    """What a step takes of that of exact values where the tile rounds them, beside fp16."""
+    return native.rounded_work(product.bits, tile) if product.kind == "int" else 1.0
+
+
 def idle_of(product: Product, way: Way) -> float:
     """The share of multiprocessors that have no block of those."""
     tile, row_tiles, blocks = way

@@ -105,7 +105,7 @@ def test_up_to_16_rows_no_weight_is_rounded(native):
         assert chosen(native, m, 4096, 4096, kind=MIN)[1] <= 16
         assert chosen(native, m, 4096, 4096, kind=ZERO, bf16=True)[1] <= 16
         assert chosen(native, m, 4608, 3584)[1] == chosen(native, m, 4608, 3584, group_size=-1)[1]
-        for bits, tokens in ((6, 96), (7, 96), (7, 256)):
+        for bits, tokens in ((3, 64), (4, 128), (5, 144), (6, 96), (7, 96), (7, 256)):
             exact, rounded = (
                 native.tile_us(SM90, tokens, [m, 4096, 4096], bits, False, bf16, 128, NONE, 90, H200)
                 for bf16 in (True, False)
@@ -195,8 +195,19 @@ def test_floats_cost_more_beside_bf16_which_has_an_instruction_more_a_value(nati
             for bf16 in (False, True)
         )
         assert fp16 < bf16 < 1.3 * fp16, tokens
-    integers = [native.tile_us(SM90, 64, [64, 8192, 8192], 4, False, b, group, NONE, 90, H200) for b in (False, True)]
+    integers = [native.tile_us(SM90, 32, [32, 8192, 8192], 4, False, b, group, NONE, 90, H200) for b in (False, True)]
     assert integers[0] == integers[1]
+
+
+def test_integers_that_are_rounded_beside_fp16_cost_less_there_than_exact_ones_beside_bf16(native):
+    def us(bits, tokens, bf16, group=128, kind=NONE):
+        return native.tile_us(SM90, tokens, [tokens, 8192, 8192], bits, False, bf16, group, kind, 90, H200)
+
+    for bits, tokens in ((3, 64), (5, 64), (3, 96), (2, 128), (8, 128), (5, 192), (6, 256)):
+        assert 0.9 * us(bits, tokens, True) < us(bits, tokens, False) < us(bits, tokens, True), (bits, tokens)
+        assert us(bits, tokens, False, kind=WHOLE) < us(bits, tokens, True, kind=WHOLE), (bits, tokens)
+    for bits, tokens, group in ((8, 64, 128), (4, 96, 128), (4, 256, 128), (5, 64, 32)):
+        assert us(bits, tokens, False, group) == us(bits, tokens, True, group), (bits, tokens, group)
 
 
 def test_floats_that_are_looked_up_go_to_decode_where_it_is_faster(native):
@@ -304,14 +315,12 @@ def test_codebooks_and_scales_of_float32_have_the_kernels_that_read_them(native,
         assert not tiles(DECODE, 4) and not tiles(SM80, 4)
         assert tiles(SM90, 4) == tiles(SM90, 2, ZERO) == few * readable
         assert tiles(SM90, 8, ZERO) == tiles(SM90, 8, MIN, is_float=True) == few * readable
-        for bits, kind, is_float in ((5, NONE, False), (8, WHOLE, False), (4, NONE, True)):
-            assert [t for t in tiles(SM90, bits, kind, is_float) if t.bit_count() == 1] == (
-                few + wide * (not fine)
-            ) * readable
-        # Those that round values of 6 and 7 bits to fp16 would round scales of fp32 too.
-        for bits, rounding in ((6, [96, 128]), (7, [t for t in wgmma if t >= 96])):
+        assert [t for t in tiles(SM90, 4, is_float=True) if t.bit_count() == 1] == (few + wide * (not fine)) * readable
+        # Those that round values to fp16 would round scales of fp32 too.
+        most = [t for t in wgmma if t >= 144]
+        for bits, rounding in ((5, [64, 128, *most]), (6, [64, 96, 128, *most]), (7, [64, 96, 128, *most]), (8, [128])):
             exact = [t for t in few + wgmma * (not fine) if t not in rounding]
-            assert tiles(SM90, bits) == exact * readable
+            assert tiles(SM90, bits) == tiles(SM90, bits, WHOLE) == exact * readable
     else:
         assert tiles(SM80, 4) and set(few + wide) <= set(tiles(SM90, 4, ZERO))
         assert tiles(DECODE, 4) == ([1, 2, 4] if not fine else [1] if group_size >= 32 else [])

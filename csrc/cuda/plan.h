@@ -47,7 +47,7 @@ struct Question {
   constexpr bool any_zeros() const { return zero_kind != ZeroKind::kNone && (fine() || is_float || !whole_zeros); }
   // Whether tiles of gemm_sm90 with so many tokens, more than 16, round weights to the type of x.
   constexpr bool rounded(int tokens) const {
-    return fine() || any_zeros() || (!is_float && rounds_values(bits, tokens, !bf16_x));
+    return fine() || any_zeros() || (!is_float && !codebook && rounds_values(bits, tokens, !bf16_x));
   }
 };
 

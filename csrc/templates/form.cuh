@@ -45,13 +45,20 @@ inline int with_form(const Weight& w, bool fine, const Run& run) {
 }
 
 // Whether tiles of gemm_sm90 for so many tokens scale integers of `bits` bits one by one, each rounded to fp16,
-// although their groups are long. Others multiply exact numbers and scale sums of 128 k. Why: to put 6 or 7 bits
-// together takes most instructions, and a value's scale fewer than those of sums. Measured on an H200, 8192 x 8192, us,
-// exact and rounded: 7 bits at 128, 256, 1024 and 4096 rows 43.3 and 40.2, 68.6 and 67.0, 217 and 209, 879 and 857; 6
-// bits at 128 rows 35.9 and 34.2, at 256 and more -2 to +1%; 5 and 8 bits -2 to +1%. Why not bf16: it has three digits
-// less.
+// although their groups are long. Others multiply exact numbers and scale sums of 128 k. Why: a value's scale takes no
+// instruction beside the one that makes the value, those of sums are 8 to 28% of a step's. Why not always: the digits
+// of a scale cost the tensor cores energy, the more the fewer a code has, and many rows are bound by that. Measured on
+// an H200, three shapes (nvidia-h200/rounds_20261129.json; what is the same in both builds differs by -0.5 to +2.7),
+// rounded beside exact, percent: n64 2 to 8 bits +1.8, -3.0, -1.4, -5.5, -4.3, -2.9, +0.7; n96 2 to 5 and 8 bits -0.9,
+// -5.4, +2.7, +0.8, +1.6; n128 -3.9, -2.5, -1.3, -2.8, -3.6; from 144 tokens on 2 to 6 and 8 bits -0.5, -0.6, +1.3,
+// -1.6, -1.7, +0.9; n32 +3 to +12, n48 +2 to +8. Before, 8192 x 8192, us: 7 bits at 128, 256, 1024, 4096 rows 43.3 to
+// 40.2, 68.6 to 67.0, 217 to 209, 879 to 857, 6 bits at 128 rows 35.9 to 34.2. Why not bf16: it has three digits less.
 LOWBIT_HOST_DEVICE constexpr bool rounds_values(int bits, int tokens, bool fp16_x) {
-  return fp16_x && tokens >= 96 && (bits == 7 || (bits == 6 && tokens <= 128));
+  if (!fp16_x || tokens < 64) return false;
+  if (tokens == 64) return bits >= 3 && bits <= 7;
+  if (tokens == 96) return bits == 3 || bits == 6 || bits == 7;
+  if (tokens == 128) return bits > 1;
+  return bits >= 5 && bits <= 7;
 }
 
 // How long groups are, in the two units that kernels count in.

@@ -50,11 +50,12 @@ def is_wide(name: str) -> bool:
 
 def scales_integers(name: str, bits: int, group_size: int) -> bool:
     """Whether a kernel applies scales to values of integers, whatever their zeros: wide ones do, but those of gemm_sm90
-    with groups of at least 128; of these from 96 tokens on some do, for 6 and 7 bits and fp16.
+    with groups of at least 128; of these from 64 tokens on some do, for fp16.
     """
     if not is_wide(name) or family(name) == "gemm_sm80" or 0 < group_size < 128:
         return is_wide(name)
-    return "a16_" in name and tokens(name) >= 96 and (bits == 7 or (bits == 6 and tokens(name) <= 128))
+    of_tile = {32: (), 48: (), 64: (3, 4, 5, 6, 7), 96: (3, 6, 7), 128: range(2, 9)}
+    return "a16_" in name and bits in of_tile.get(tokens(name), (5, 6, 7))
 
 
 def scales_values(name: str, pw: lowbit.PackedWeight) -> bool:

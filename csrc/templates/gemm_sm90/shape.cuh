@@ -65,8 +65,8 @@ constexpr int kTableBytes = 32 * 1024 + 128;  // room for the table of a codeboo
 
 // rounds_values of a kernel.
 template <class Weight, class Act, class Tile>
-constexpr bool kRoundsValues =
-    !Weight::kFloat && rounds_values(Weight::kBits, Tile::kTokens, std::is_same<Act, __half>::value);
+constexpr bool kRoundsValues = !Weight::kFloat && !Weight::kCodebook &&
+                               rounds_values(Weight::kBits, Tile::kTokens, std::is_same<Act, __half>::value);
 
 // What a block holds of W and x at once: a stage of some steps of 128 k, as the copy engine writes it.
 //
