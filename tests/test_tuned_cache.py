@@ -203,7 +203,7 @@ def first(m: int) -> str:
 
 @needs_library
 def test_tables_that_ship_are_used_and_those_of_the_machine_before_them(process):
-    shipped = {INT4: {(9, 16): {"w4a16_gemm_sm90_n96": 9.0}, (17, 32): {"w4a16_gemm_sm90_n96": 9.0}}}
+    shipped = {INT4: {(9, 16): {"w4a16_gemm_sm90_n96": 9.0}, (17, 32): {"w4a16_gemm_sm90_n144": 9.0}}}
     process.write_text(cache.render(shipped, device="NVIDIA H200"))
     cache.add(H, {INT4: {(9, 16): TABLE[INT4][9, 16]}})
     before = first(9), first(33)
@@ -212,7 +212,7 @@ def test_tables_that_ship_are_used_and_those_of_the_machine_before_them(process)
     assert (first(9), first(16), first(17), first(33)) == (
         "w4a16_gemm_sm90_n32",
         "w4a16_gemm_sm90_n32",
-        "w4a16_gemm_sm90_n96",
+        "w4a16_gemm_sm90_n144",
         before[1],
     )
     assert tuned.counts() == (1, 1) and tuned.known(H200) == {INT4: {(9, 16): TABLE[INT4][9, 16]}}

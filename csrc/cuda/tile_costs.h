@@ -89,8 +89,8 @@ constexpr float kRoundedWork[4][8] = {{1.0f, 1.0f, 0.97f, 0.986f, 0.945f, 0.957f
                                       {1.0f, 0.961f, 0.975f, 0.987f, 0.972f, 1.0f, 1.0f, 0.964f},
                                       {1.0f, 1.0f, 1.0f, 1.0f, 0.984f, 0.983f, 1.0f, 1.0f}};
 constexpr float rounded_work(const WideTasks& w, int tokens) {
-  const bool exact = w.kind.is_float || w.kind.codebook || w.kind.fine || w.kind.any_zeros;
-  if (exact || !rounds_values(w.bits, tokens, !w.bf16)) return 1.0f;
+  const bool other = w.kind.is_float || w.kind.codebook || w.kind.fine || w.kind.any_zeros;  // fitted as it is
+  if (other || !rounds_values(w.bits, tokens, !w.bf16)) return 1.0f;
   return kRoundedWork[tokens == 64 ? 0 : tokens == 96 ? 1 : tokens == 128 ? 2 : 3][w.bits - 1];
 }
 
