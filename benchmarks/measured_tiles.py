@@ -40,7 +40,8 @@ class Weight:
         return {f"n{tile}": us[m] for tile, us in self.us.items() if m in us}
 
     def predicted(self, tile: int, m: int) -> float:
-        question = [m, self.n, self.k], int(self.dtype[3:]), False, False, 128, 0, 90, CLUSTERS
+        # Why as if scales were uneven: the sweeps are older than kernels for even ones.
+        question = [m, self.n, self.k], int(self.dtype[3:]), False, False, 128, 4, 90, CLUSTERS
         return self._native.tile_us(SM90, tile, *question)
 
     def plan(self, m: int) -> list[Candidate]:

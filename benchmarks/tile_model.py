@@ -92,7 +92,7 @@ def kind_costs() -> list[list[float]]:
 
 
 def rounded_work(tile: int, product: Product) -> float:
-    """What a step takes of that of exact values where the tile rounds them, beside fp16."""
+    """What a step takes of that of exact values where the tile rounds them, beside fp16, with even scales."""
     return native.rounded_work(product.bits, tile) if product.kind == "int" else 1.0
 
 

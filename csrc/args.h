@@ -27,6 +27,9 @@ struct Weight {
   bool whole_zeros;         // zero_kind is kZero, and all zeros are whole numbers from 0 to 2^bits
   const float* codebook;    // the values of the 2^bits codes; null where the type says what they are
   const float* row_scales;  // n factors, one of all scales of a row; null where they are all 1
+  // zero_kind is kNone, and scales are so even that values can be numbers of fp16 in units of 2^even_unit
+  // (templates/dequant/fused.cuh); -1 where they are not, or nobody knows.
+  int even_unit = -1;
 };
 
 // x: m rows of k values; consecutive k are adjacent, rows lie row_stride elements apart.

@@ -11,13 +11,15 @@ namespace lowbit {
 // Why 2^31: every product of padded sizes then fits in 64 bits.
 constexpr int64_t kSizeLimit = int64_t{1} << 31;
 
-// The number of a zero kind, as ops get it: that of ZeroKind, or one more for zeros that are all whole numbers
-// (op_numbers in lowbit/pack/packed.py).
-constexpr int64_t kWholeZeros = 3;
+// The number of a zero kind, as ops get it: that of ZeroKind, or one more for zeros that are all whole numbers, or from
+// kEvenScales on for none and even scales, plus their unit (lowbit/pack/known.py).
+constexpr int64_t kWholeZeros = 3, kEvenScales = 4, kEvenUnits = 16;
 
 inline void set_zero_kind(Weight& w, int64_t zero_kind) {
+  const bool even = zero_kind >= kEvenScales;
   w.whole_zeros = zero_kind == kWholeZeros;
-  w.zero_kind = w.whole_zeros ? ZeroKind::kZero : static_cast<ZeroKind>(zero_kind);
+  w.even_unit = even ? static_cast<int>(zero_kind - kEvenScales) : -1;
+  w.zero_kind = even ? ZeroKind::kNone : w.whole_zeros ? ZeroKind::kZero : static_cast<ZeroKind>(zero_kind);
 }
 
 // The tensors of a packed weight in `which` layout, all at `place`.
@@ -31,10 +33,10 @@ inline Weight check_weight(Layout which, Place place, const Tensor& codes, const
   const bool whole_row = group_size == -1;
   STD_TORCH_CHECK(whole_row || (group_size >= 16 && group_size <= 256 && (group_size & (group_size - 1)) == 0),
                   "group_size must be -1, 16, 32, 64, 128 or 256, got ", group_size);
-  STD_TORCH_CHECK(zero_kind >= 0 && zero_kind <= kWholeZeros, "zero_kind must be 0 to ", kWholeZeros, ", got ",
-                  zero_kind);
-  STD_TORCH_CHECK((zero_kind == 0) == !zeros, "zeros go with zero_kind 1 to ", kWholeZeros, " and only with them, got ",
-                  zero_kind);
+  STD_TORCH_CHECK(zero_kind >= 0 && zero_kind < kEvenScales + kEvenUnits, "zero_kind must be 0 to ",
+                  kEvenScales + kEvenUnits - 1, ", got ", zero_kind);
+  STD_TORCH_CHECK((zero_kind >= 1 && zero_kind <= kWholeZeros) == zeros.has_value(), "zeros go with zero_kind 1 to ",
+                  kWholeZeros, " and only with them, got ", zero_kind);
 
   const layout::Packed packed(which, n, k, kWeightBits[weight]);
   const int64_t blocks = packed.rows / layout::kTileRows;

@@ -14,10 +14,12 @@ GROUP_SIZES = (16, 32, 64, 128, 256)
 WHOLE_ROW = -1
 #: How a zero enters a value, in the order of its id: W = s*v; W = s*(v - zero); W = s*v + zero.
 ZERO_KINDS = ("none", "zero", "min")
-#: The same by the numbers that ops and kernels get, and one more: zeros of kind "zero" that are all whole numbers,
-#: with which some kernels are faster.
-OP_ZERO_KINDS = (*ZERO_KINDS, "zero")
+#: The same by the numbers that ops and kernels get, and more, with which some kernels are faster: zeros of kind "zero"
+#: that are all whole numbers, and from EVEN_SCALES on no zeros and scales that are so even that fp16 holds values in
+#: units of 2**(number - EVEN_SCALES) (lowbit/pack/known.py).
 WHOLE_ZEROS = len(ZERO_KINDS)
+EVEN_SCALES = WHOLE_ZEROS + 1
+OP_ZERO_KINDS = (*ZERO_KINDS, "zero", *["none"] * 16)
 #: Types of scales, in the order of their id; zeros have that of the scales. The names are torch's.
 SCALE_TYPES = ("float16", "bfloat16", "float32", "float8_e8m0fnu", "float8_e4m3fn")
 #: Those of 8 bits, which go without zeros, and the type as which layout nvidia holds them: each has all their values.

@@ -12,7 +12,8 @@ from .bit_stream import stream_bytes
 from .errors import DtypeError, ShapeError
 from .ops.schema import type_name
 from .pack import PackedWeight, pack_weight
-from .pack.packed import finish, has_kernels, op_numbers
+from .pack.known import op_numbers
+from .pack.packed import finish, has_kernels
 from .placeholder import frozen, keep_type
 from .scheme import Scheme
 from .tensor import FIELDS, NAMES, QuantTensor, as_bytes
@@ -117,8 +118,8 @@ class WeightHolder(nn.Module):
                 held.data = tensor
         self.layout = layout
         self._stored = getattr(torch, self.scheme.held_scales(layout))
-        zeros = self._parameters["zeros"] if layout == "nvidia" else None
-        self._numbers = op_numbers(self.scheme, (self.out_features, self.in_features), zeros)
+        known = [self._parameters[name] for name in ("scales", "zeros")] if layout == "nvidia" else ()
+        self._numbers = op_numbers(self.scheme, (self.out_features, self.in_features), *known)
 
     def _restore_type(self) -> None:
         """Give scales and zeros their type back. Why: tools that prepare a model for training widen all 16-bit

@@ -74,7 +74,7 @@ def test_what_a_thread_remembers_is_the_plan():
 
 
 def test_a_table_is_for_its_problem_and_rows_alone():
-    slow = "w4a16_gemm_sm90_n96"
+    slow = "w4a16_gemm_sm90_n144"
     assert tune((slow, INT4, 9, 16)) == 1
     assert choice(INT4, 9) == choice(INT4, 16) == (slow, True)
     others = [("n", 4096), ("k", 4096), ("group_size", 256), ("act", "bfloat16"), ("weight", "int5")]
@@ -92,8 +92,8 @@ def test_a_table_is_for_its_problem_and_rows_alone():
 
 
 def test_a_later_line_wins_and_a_new_table_takes_the_place_of_the_old_one():
-    assert tune(("w4a16_gemm_sm90_n96", INT4, 1, 64), ("w4a16_gemm_sm90_n32", INT4, 17, 32)) == 2
-    assert [choice(INT4, m)[0][-3:] for m in (16, 17, 32, 33)] == ["n96", "n32", "n32", "n96"]
+    assert tune(("w4a16_gemm_sm90_n144", INT4, 1, 64), ("w4a16_gemm_sm90_n32", INT4, 17, 32)) == 2
+    assert [choice(INT4, m)[0][-3:] for m in (16, 17, 32, 33)] == ["144", "n32", "n32", "144"]
     assert tune(("w4a16_gemm_sm90_n48", INT4, 33, 48)) == 1
     assert [choice(INT4, m)[1] for m in (16, 32, 33)] == [False, False, True]
     assert tune() == 0 and choice(INT4, 33) == (planned(INT4, 33), False)
@@ -122,7 +122,8 @@ FLOAT = Problem("float4_e2m1", "float16", 8192, 8192, 128, "zero")
         (("w4a16_gemm_sm90_n64", FINE, 17, 64), True),
         (("w4a16_gemm_sm90_n64", FINE, 16, 64), False),  # rounds, and up to 16 rows nothing does
         (("w4a16_gemm_sm90_n64", INT4, 16, 64), False),
-        (("w4a16_gemm_sm90_n96", INT4, 16, 64), True),
+        (("w4a16_gemm_sm90_n96", INT4, 16, 64), False),
+        (("w4a16_gemm_sm90_n144", INT4, 16, 64), True),
         (("wu4a16_gemm_sm90_n64", MIN, 9, 16), False),
         (("wu4a16_gemm_sm90_n32", WHOLE, 9, 16), True),
         (("w4a16_gemm_sm90_n64", INT4, 0, 16), False),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lowbit.errors import DeviceError, DtypeError, SchemeError, ShapeError
 from lowbit.pack import PackedWeight, pack_weight
 from lowbit.pack import layout as layouts
-from lowbit.scheme import OP_ZERO_KINDS, WHOLE_ZEROS, ZERO_KINDS
+from lowbit.scheme import EVEN_SCALES, OP_ZERO_KINDS, WHOLE_ZEROS, ZERO_KINDS
 from lowbit.tensor import QuantTensor
 
 WIDTHS = range(1, 9)
@@ -232,3 +232,36 @@ def test_kernels_are_told_of_zeros_that_are_whole_and_only_of_them(zeros, kind):
     number = pack_weight(qt, layout="nvidia").numbers[-1]
     assert OP_ZERO_KINDS[number] == "zero" and (number == WHOLE_ZEROS) == (kind == "whole")
     assert pack_weight(qt).numbers[-1] == ZERO_KINDS.index("zero"), "kernels for CPUs know no difference"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scales", "unit"),
+    [
+        ("int4", [0.01, 0.02], 5),
+        ("int4", [0.0625, 0.1248], 5),  # a factor of 65431: the largest number of fp16 is 65504
+        ("int4", [0.0625, 0.125], 9),
+        ("int4", [-0.01, 0.02], 5),
+        ("int4", [0.9, 1.9], 9),
+        ("int4", [3.0, 31.0], 13),
+        ("int4", [3.0, 33.0], None),
+        ("int4", [0.0, 0.0], 5),  # a row of zeros has no digits to lose
+        ("int4", [0.0, 0.0013], 5),  # one group of two has enough
+        ("int4", [0.0, 0.0004], None),
+        ("int4", [0.01, float("nan")], None),
+        ("int4", [0.01, float("inf")], None),
+        ("int8", [0.01, 0.06], 4),
+        ("int1", [0.01, 0.06], 6),
+        ("int1", [0.1, 0.13], 10),  # a code is worth two scales
+    ],
+    ids=str,
+)
+def test_kernels_are_told_of_scales_that_are_even_and_only_of_them(dtype, scales, unit):
+    """They make fp16 numbers of values in such a unit: others would be infinite, or lose digits."""
+    codes = torch.zeros(3, 64, dtype=torch.uint8)
+    held = torch.tensor([scales] * 3, dtype=torch.float32)
+    for scale_type in (torch.float16, torch.float32):
+        qt = QuantTensor.from_codes(codes, held.to(scale_type), None, dtype=dtype, group_size=32)
+        number = pack_weight(qt, layout="nvidia").numbers[-1]
+        assert OP_ZERO_KINDS[number] == "none" and pack_weight(qt).numbers[-1] == 0
+        wanted = None if scale_type == torch.float32 else unit
+        assert number == (0 if wanted is None else EVEN_SCALES + wanted)

@@ -203,7 +203,7 @@ def first(m: int) -> str:
 
 @needs_library
 def test_tables_that_ship_are_used_and_those_of_the_machine_before_them(process):
-    shipped = {INT4: {(9, 16): {"w4a16_gemm_sm90_n96": 9.0}, (17, 32): {"w4a16_gemm_sm90_n144": 9.0}}}
+    shipped = {INT4: {(9, 16): {"w4a16_gemm_sm90_n160": 9.0}, (17, 32): {"w4a16_gemm_sm90_n144": 9.0}}}
     process.write_text(cache.render(shipped, device="NVIDIA H200"))
     cache.add(H, {INT4: {(9, 16): TABLE[INT4][9, 16]}})
     before = first(9), first(33)
@@ -219,10 +219,10 @@ def test_tables_that_ship_are_used_and_those_of_the_machine_before_them(process)
     assert tuned.times(INT4, H200, 12) == TABLE[INT4][9, 16] and tuned.times(INT4, H200, 33) == {}
     found = {c.name: c.measured for c in tuned.candidates(INT4.scheme, "float16", 12, 8192, 8192, H200)}
     assert found["w4a16_gemm_sm90_n32"] == 13.9 and found["w4a16_gemm_sm90_n48"] is None
-    tuned.use(H200, {INT4: {(9, 16): {"w4a16_gemm_sm90_n8": 1.0, "w4a16_gemm_sm90_n48": 2.0}}})
-    assert first(12) == "w4a16_gemm_sm90_n96", "a kernel that can't hold the product is passed over"
-    tuned.use(H200, {INT4: {(9, 16): {"w4a16_gemm_sm90_n48": 2.0}}})
-    assert first(12) == "w4a16_gemm_sm90_n48"
+    tuned.use(H200, {INT4: {(9, 16): {"w4a16_gemm_sm90_n8": 1.0, "w4a16_gemm_sm90_n192": 2.0}}})
+    assert first(12) == "w4a16_gemm_sm90_n160", "a kernel that can't hold the product is passed over"
+    tuned.use(H200, {INT4: {(9, 16): {"w4a16_gemm_sm90_n192": 2.0}}})
+    assert first(12) == "w4a16_gemm_sm90_n192"
     tuned.forget()
     assert (first(9), first(33)) == before and tuned.counts() == (0, 0)
 

@@ -75,7 +75,8 @@ const ProductRow* row_of(const TunedChoice& line) {
   if (row->weight != line.weight || row->act != line.act) return nullptr;
   Weight w{};
   w.n = line.n, w.k = line.k, w.group_size = line.group_size;
-  set_zero_kind(w, line.zero_kind);
+  // Why even: a line is for all weights of a kind, and with these more tiles round values.
+  set_zero_kind(w, line.zero_kind == 0 ? kEvenScales : line.zero_kind);
   const int clusters[] = {static_cast<int>(line.blocks), 0}, capability = static_cast<int>(line.capability);
   const Question q = question(w, row->weight, row->act, line.least, capability, clusters);
   const bool fits = line.most <= row->tokens || repeats(row->family, row->tokens);
@@ -99,6 +100,7 @@ Choice choose_anew(int weight, int act, const Question& q, const Table* table) {
 // A question that a thread had before, and the answer.
 struct Answer {
   Key key;
+  bool even;
   int64_t m, pairs;
   const Table* table;
   Choice choice;
@@ -114,6 +116,7 @@ Question question(const Weight& w, int weight, int act, int64_t m, int capabilit
   q.fp32_scales = w.scale_type == ScaleType::kFloat32;
   q.bf16_x = act == static_cast<int>(ActType::kBFloat16);
   q.group_size = w.group_size, q.zero_kind = w.zero_kind, q.whole_zeros = w.whole_zeros;
+  q.even_scales = w.even_unit >= 0;
   q.capability = capability, q.clusters = clusters;
   return q;
 }
@@ -134,8 +137,8 @@ Choice choose(int weight, int act, const Question& q) {
   const Key key = key_of(weight, act, q);
   const int64_t pairs = q.clusters[1];
   Answer& kept = answers[(Hash{}(key) + static_cast<size_t>(q.m) * 0x9E3779B1u) % kAnswers];
-  if (kept.m != q.m || kept.table != table || kept.pairs != pairs || kept.key != key)
-    kept = {key, q.m, pairs, table, choose_anew(weight, act, q, table)};
+  if (kept.m != q.m || kept.table != table || kept.pairs != pairs || kept.even != q.even_scales || kept.key != key)
+    kept = {key, q.even_scales, q.m, pairs, table, choose_anew(weight, act, q, table)};
   return kept.choice;
 }
 

@@ -38,6 +38,7 @@ struct Question {
   int64_t group_size;  // -1: the whole row
   ZeroKind zero_kind;
   bool whole_zeros;
+  bool even_scales;  // there are no zeros, and scales are even (args.h)
   bool fp32_scales;
   int capability;
   const int* clusters;
@@ -47,7 +48,8 @@ struct Question {
   constexpr bool any_zeros() const { return zero_kind != ZeroKind::kNone && (fine() || is_float || !whole_zeros); }
   // Whether tiles of gemm_sm90 with so many tokens, more than 16, round weights to the type of x.
   constexpr bool rounded(int tokens) const {
-    return fine() || any_zeros() || (!is_float && !codebook && rounds_values(bits, tokens, !bf16_x));
+    return fine() || any_zeros() ||
+           (!is_float && !codebook && (even_scales ? fuses_values : rounds_values)(bits, tokens, !bf16_x));
   }
 };
 
@@ -107,7 +109,8 @@ constexpr float gemm_us(const Question& q, const TileCost& cost) {
                     q.clusters,
                     memory_us(q),
                     columns_share(q, cost.tokens),
-                    q.bf16_x};
+                    q.bf16_x,
+                    q.even_scales};
   return std::min(whole_us(w, cost), block_time(w, cost.tokens).us);
 }
 

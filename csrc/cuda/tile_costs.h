@@ -41,14 +41,15 @@ constexpr TileCost kTileCosts[] = {
 };
 
 // A product by a tile of more than 16 tokens. kind: kernels of fine groups serve zeros that are no part of a value's
-// number, also of longer ones, so that both are set. columns: the share of a tile's that are multiplied; bf16: of x.
+// number, also of longer ones, so that both are set. columns: the share of a tile's that are multiplied; bf16: of x;
+// even: whether there are no zeros and scales are even.
 struct WideTasks {
   int64_t row_tiles, token_tiles, steps;
   int bits;
   WeightKind kind;
   const int* clusters;
   float memory, columns;
-  bool bf16 = false;
+  bool bf16 = false, even = false;
 
   constexpr int64_t row_blocks(int of_tiles) const { return (row_tiles + of_tiles - 1) / of_tiles; }
 };
@@ -82,16 +83,23 @@ constexpr float kind_work(const WeightKind& kind, bool bf16, int tokens, int blo
   return codebook * (row < 0 ? 1.0f : kKindWork[row][column]);
 }
 
-// What a step takes where values are rounded and costs were fitted to exact ones (nvidia-h200/rounds_20261129.json). By
-// tiles of 64, 96, 128 tokens, and more; by bits, from 1.
-constexpr float kRoundedWork[4][8] = {{1.0f, 1.0f, 0.97f, 0.986f, 0.945f, 0.957f, 0.971f, 1.0f},
-                                      {1.0f, 1.0f, 0.946f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f},
-                                      {1.0f, 0.961f, 0.975f, 0.987f, 0.972f, 1.0f, 1.0f, 0.964f},
-                                      {1.0f, 1.0f, 1.0f, 1.0f, 0.984f, 0.983f, 1.0f, 1.0f}};
+// What a step takes where values are rounded and costs were fitted to exact ones (nvidia-h200/rounds_20261129.json);
+// where they are fused (fused_20261129*.json). By tiles of 48, 64, 96, 128 tokens, and more; by bits, from 1.
+constexpr float kRoundedWork[2][5][8] = {{{1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f},
+                                          {1.0f, 1.0f, 0.97f, 0.986f, 0.945f, 0.957f, 0.971f, 1.0f},
+                                          {1.0f, 1.0f, 0.946f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f},
+                                          {1.0f, 0.961f, 0.975f, 0.987f, 0.972f, 1.0f, 1.0f, 0.964f},
+                                          {1.0f, 1.0f, 1.0f, 1.0f, 0.984f, 0.983f, 1.0f, 1.0f}},
+                                         {{0.90f, 0.95f, 1.0f, 0.98f, 0.98f, 1.0f, 1.0f, 1.0f},
+                                          {0.92f, 0.93f, 0.95f, 0.91f, 0.92f, 0.957f, 0.955f, 0.99f},
+                                          {0.93f, 0.90f, 0.905f, 0.925f, 0.90f, 0.95f, 0.965f, 0.93f},
+                                          {1.0f, 0.95f, 0.965f, 0.98f, 0.96f, 0.99f, 0.99f, 0.94f},
+                                          {1.0f, 1.0f, 1.0f, 1.0f, 0.975f, 0.975f, 0.99f, 1.0f}}};
 constexpr float rounded_work(const WideTasks& w, int tokens) {
   const bool other = w.kind.is_float || w.kind.codebook || w.kind.fine || w.kind.any_zeros;  // fitted as it is
-  if (other || !rounds_values(w.bits, tokens, !w.bf16)) return 1.0f;
-  return kRoundedWork[tokens == 64 ? 0 : tokens == 96 ? 1 : tokens == 128 ? 2 : 3][w.bits - 1];
+  if (other || !(w.even ? fuses_values : rounds_values)(w.bits, tokens, !w.bf16)) return 1.0f;
+  const int tile = tokens == 48 ? 0 : tokens == 64 ? 1 : tokens == 96 ? 2 : tokens == 128 ? 3 : 4;
+  return kRoundedWork[w.even][tile][w.bits - 1];
 }
 
 constexpr float whole_us(const WideTasks& w, const TileCost& cost) {

@@ -200,7 +200,7 @@ inline int launch_kernels(const Kernels& kernels, const MatmulArgs& args, Launch
 template <class Weight, class Act, class Tile>
 inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   if (launch.capability < 80 || args.x.m < 1 || args.w.scale_type == ScaleType::kFloat32) return cudaErrorInvalidValue;
-  return with_form<Weight, Tile::kNarrow>(args.w, is_fine(args.w), [&](auto form) {
+  return with_form<Weight, Tile::kNarrow, false>(args.w, is_fine(args.w), [&](auto form) {
     using Form = decltype(form);
     static Prepared prepared;
     return launch_kernels(kernels<Weight, Act, TileFor<Tile, Form>, Form>(), args, launch, affine, prepared);

@@ -28,6 +28,7 @@
 // for before griddepcontrol.wait.
 #pragma once
 #include <cuda_runtime.h>
+#include <cmath>
 
 #include "form.cuh"
 #include "gemm_sm90/helpers.cuh"
@@ -63,7 +64,8 @@ constexpr int kHelpers = 1 + (Worker::kSums ? kSummers : 0);
 
 // The most registers of a thread: with up to 16 tokens, what leaves room for a block of add_parts beside one of
 // multiply, which can start early then. Those of wgmma stay below theirs by as much.
-template <class Worker, class Tile, class Form>
+// Flows: kFlows of the kernel.
+template <class Worker, class Tile, class Form, bool Flows>
 struct Bounds {
   // Why more, beside smaller blocks of add_parts: with 88 kernels of fine groups spill.
   static constexpr bool kMany = Tile::kTokens == 16 && Form::kFine;
@@ -74,15 +76,15 @@ struct Bounds {
   static constexpr int kNarrow = kMany || (!Worker::kSums && (Worker::kBits > 1 || Form::kFine)) ? 96 : 88;
 #endif
   // Why fewer: the compiler took 114 of n64 with 4 bits, which was 4% slower (57344 x 8192). Fine groups spill then,
-  // and with zeros with 120 too.
+  // and with zeros with 120 too; without turns ptxas runs products of 1 to 3 bits one after the other.
   static constexpr bool kFewer = Tile::kTokens == 64 && Worker::kBits <= 4 && !(Form::kFine && Form::kZeros);
-  static constexpr int kWide = !kFewer ? 168 : Form::kFine ? 120 : 112;
+  static constexpr int kWide = !kFewer ? 168 : Form::kFine ? 120 : Flows && Worker::kBits <= 3 ? 128 : 112;
   static constexpr int kHalf = Worker::kSums ? 80 : 96;
   static constexpr int kRegisters = Tile::kHalf ? kHalf : Tile::kWgmma ? kWide : kNarrow;
 };
 
 template <class Weight, class Act, class Tile, class Form>
-using BoundsOf = Bounds<WorkerOf<Weight, Act, Tile, Form>, Tile, Form>;
+using BoundsOf = Bounds<WorkerOf<Weight, Act, Tile, Form>, Tile, Form, kFlows<Weight, Act, Tile, Form>>;
 
 // The number of this block among the workers. Why a shuffle: the compiler then knows that a warp goes one way.
 template <class Tile>
@@ -168,6 +170,7 @@ struct Kernels {
   int part_bytes;
   float factor[2];  // of finished sums, by row half, but for the step between codes where scaled_later
   bool scaled_later;
+  bool fuses;  // kFuses
 };
 
 template <class Weight, class Act, class Tile, class Form>
@@ -182,7 +185,8 @@ inline Kernels kernels() {
                 kAddBlocks<Tile, kAdds>,
                 kPart<Tile> * 4,
                 {Worker::unit(0), Worker::unit(1)},
-                !Tile::kWgmma};
+                !Tile::kWgmma,
+                kFuses<Weight, Act, Tile, Form>};
   if constexpr (Tile::kLarge) {
     found.multiply = reinterpret_cast<const void*>(multiply_large<Weight, Act, Tile, Form, kMaps>);
   } else {
@@ -197,6 +201,7 @@ inline int launch_kernels(const Kernels& kernels, const Traits& traits, const Ma
   Posed<kMostMaps> p{};
   if (!pose(traits, args, launch, affine, p)) return cudaErrorInvalidValue;
   for (int h = 0; h < 2; ++h) p.factor[h] = kernels.factor[h] * (kernels.scaled_later ? p.step : 1.0f);
+  if (kernels.fuses) p.fused_unit = std::ldexp(1.0f, args.w.even_unit), p.step /= p.fused_unit;
   const int shared_bytes = kernels.shared_bytes;
   if (const cudaError_t error = prepare(kernels.multiply, shared_bytes, launch.device, prepared)) return error;
   const bool in_parts = p.deal.in_parts();
@@ -236,10 +241,10 @@ inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   if (!Tile::kWgmma && args.x.m > Tile::kTokens) return cudaErrorInvalidValue;
   // Why: up to 16 tokens only stages with room for fine groups have room for scales of fp32.
   const bool fine = is_fine(args.w) || (fp32_scales && !Tile::kWgmma);
-  return with_form<Weight, !Tile::kWgmma>(args.w, fine, [&](auto form) -> int {
+  return with_form<Weight, !Tile::kWgmma, kEven<Weight, Act, Tile>>(args.w, fine, [&](auto form) -> int {
     using Form = decltype(form);
     // Why not where values are rounded: scales of fp32 would be too.
-    constexpr bool kFloatScales = Stage<Weight, Tile, Form>::kFloatScales && !kRoundsValues<Weight, Act, Tile>;
+    constexpr bool kFloatScales = Stage<Weight, Tile, Form>::kFloatScales && !kRoundsValues<Weight, Act, Tile, Form>;
     if (fp32_scales && !kFloatScales) return cudaErrorInvalidValue;
     if constexpr ((Tile::kAll || !Form::kFine) && !(Weight::kCodebook && Form::kZeros)) {
       if constexpr (kHalves<Weight, Tile, Form>) {

@@ -78,7 +78,7 @@ def sentence(product: Product) -> str:
     act = ACT_TYPES[product.act].name
     device = Device(product.capability, product.blocks, product.pairs)
     whole = product.zero_kind == WHOLE_ZEROS
-    options = {"whole_zeros": whole, "codebook": codebook}
+    options = {"whole_zeros": whole, "uneven_scales": product.zero_kind == 0, "codebook": codebook}
     found = candidates(scheme, act, product.m, product.n, product.k, device, **options)
     least, most = bucket(product.m)
     rows = "" if most == least else f" (of {least} and more)" if most is None else f" (of {least} to {most})"

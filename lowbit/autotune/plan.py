@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .. import extension
 from ..dtypes import kernel_type, weight_id, weight_type
 from ..errors import DeviceError, ExtensionError, ShapeError
-from ..scheme import SCALE_TYPES, WIDER_SCALES, Scheme
+from ..scheme import EVEN_SCALES, SCALE_TYPES, WIDER_SCALES, Scheme
 from .problem import Problem
 
 #: Rows of x, each standing for those from the one before on, that plans are shown and logged for.
@@ -83,27 +83,38 @@ def candidates(
     device: Device,
     *,
     whole_zeros: bool = False,
+    uneven_scales: bool = False,
     codebook: bool = False,
 ) -> list[Candidate]:
     """The kernels of this build for x ``[m, k]`` of type ``act`` times a weight ``[n, k]`` on a device, which need not
-    exist here, in the order of the plan; none where the weight is always expanded (float32 x). whole_zeros: all zeros
-    are whole numbers, which is found out when a weight is packed; codebook: the weight has one.
+    exist here, in the order of the plan; none where the weight is always expanded (float32 x). whole_zeros,
+    uneven_scales: all zeros are whole numbers, scales are not even (lowbit/pack/known.py), which is found out when a
+    weight is packed; codebook: the weight has one.
 
     Raises ShapeError for a size below 1, ExtensionError when this build has no CUDA library that loads.
     """
     if min(m, n, k) < 1:
         raise ShapeError(f"expected sizes of at least 1, got M {m}, N {n}, K {k}")
     library = extension.cuda_library()
-    numbers = numbers_of(Problem.of(scheme, act, n, k, whole_zeros), m, device, scheme.scale_type, codebook)
+    problem = Problem.of(scheme, act, n, k, whole_zeros)
+    numbers = numbers_of(problem, m, device, scheme.scale_type, codebook, uneven_scales)
     found = (line.split() for line in library.lowbit_cuda_plan(*numbers).decode().splitlines())
     return [Candidate(name, None, place) if place.isalpha() else Candidate(name, float(place)) for name, place in found]
 
 
 def numbers_of(
-    problem: Problem, m: int, device: Device, scale_type: str = "float16", codebook: bool = False
+    problem: Problem,
+    m: int,
+    device: Device,
+    scale_type: str = "float16",
+    codebook: bool = False,
+    uneven_scales: bool = False,
 ) -> tuple[int, ...]:
     """The arguments of ``lowbit_cuda_plan``."""
-    _, act, *sizes = problem.numbers
-    weight = weight_id(kernel_type(weight_type(problem.weight), codebook))
+    _, act, *sizes, zeros = problem.numbers
+    kind = weight_type(problem.weight)
+    if zeros == 0 and kind.kind != "float" and not (codebook or uneven_scales or scale_type == "float32"):
+        zeros = EVEN_SCALES
+    weight = weight_id(kernel_type(kind, codebook))
     scales = SCALE_TYPES.index(WIDER_SCALES.get(scale_type, scale_type))
-    return (weight, act, int(m), *map(int, sizes), scales, device.capability, device.blocks, device.pairs)
+    return (weight, act, int(m), *map(int, sizes), zeros, scales, device.capability, device.blocks, device.pairs)

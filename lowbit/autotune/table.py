@@ -50,15 +50,15 @@ def plan_table(
     device: Device,
     ms: Iterable[int] = BUCKETS,
     *,
-    whole_zeros: bool = False,
-    codebook: bool = False,
     measured: bool = False,
+    **known: bool,
 ) -> PlanTable:
     """The candidates for each number of rows of x in ``ms``; measured: with what this process knows to be measured on
-    such devices, else by the plan alone. Raises like :func:`~lowbit.autotune.plan.candidates`.
+    such devices, else by the plan alone; known: of the weight, as :func:`~lowbit.autotune.plan.candidates` takes it.
+    Raises like that.
     """
     ask = tuned.candidates if measured else candidates
-    table = PlanTable((m, ask(scheme, act, m, n, k, device, whole_zeros=whole_zeros, codebook=codebook)) for m in ms)
+    table = PlanTable((m, ask(scheme, act, m, n, k, device, **known)) for m in ms)
     table.device = device
     return table
 

@@ -85,17 +85,19 @@ def times(problem: Problem, device: Device, m: int) -> Times:
 
 
 def candidates(
-    scheme, act, m, n, k, device: Device, *, whole_zeros: bool = False, codebook: bool = False
+    scheme, act, m, n, k, device: Device, *, whole_zeros=False, uneven_scales=False, codebook=False
 ) -> list[Candidate]:
     """Like :func:`lowbit.autotune.plan.candidates`, with the times that this process knows to be measured, and the
     kernel in front that products here try first.
     """
-    found = plan.candidates(scheme, act, m, n, k, device, whole_zeros=whole_zeros, codebook=codebook)
+    options = {"whole_zeros": whole_zeros, "uneven_scales": uneven_scales, "codebook": codebook}
+    found = plan.candidates(scheme, act, m, n, k, device, **options)
     if not found or codebook or scheme.scale_type == "float32":  # those are not tuned
         return found
     problem = Problem.of(scheme, act, n, k, whole_zeros)
     us = times(problem, device, m)
-    first = extension.cuda_library().lowbit_cuda_choice(*numbers_of(problem, m, device), ctypes.c_int()).decode()
+    numbers = numbers_of(problem, m, device, uneven_scales=uneven_scales)
+    first = extension.cuda_library().lowbit_cuda_choice(*numbers, ctypes.c_int()).decode()
     found = [dataclasses.replace(c, measured=us.get(c.name)) for c in found]
     return sorted(found, key=lambda c: c.name != first)
 

@@ -119,7 +119,7 @@ def _plan(scheme: Scheme, act: str, shape, device: str | Device, ms=BUCKETS, **o
 
 def _of_weight(pw, device: str | Device | None) -> dict[str, str | PlanTable]:
     from ..pack import PackedWeight
-    from ..pack.packed import op_numbers
+    from ..pack.known import op_numbers
 
     if not isinstance(pw, PackedWeight):
         raise DtypeError(f"expected a PackedWeight, got {type(pw).__name__}")
@@ -138,9 +138,9 @@ def _of_weight(pw, device: str | Device | None) -> dict[str, str | PlanTable]:
             kernel = _cuda_kernels(pw.scheme, act.name, pw.device, codebook)
         facts[f"kernel for {wanted}"] = kernel or "none in this build"
         if device is not None and act.name in _PLANNED:
-            whole = op_numbers(pw.scheme, pw.shape, pw.zeros)[-1] == WHOLE_ZEROS
-            options = {"whole_zeros": whole, "codebook": codebook, "measured": measured}
-            facts[f"plan for {wanted}"] = _plan(pw.scheme, act.name, pw.shape, device, **options)
+            kind = op_numbers(pw.scheme, pw.shape, pw.scales, pw.zeros)[-1]
+            known = {"whole_zeros": kind == WHOLE_ZEROS, "uneven_scales": kind == 0, "codebook": codebook}
+            facts[f"plan for {wanted}"] = _plan(pw.scheme, act.name, pw.shape, device, measured=measured, **known)
     return facts
 
 

@@ -97,7 +97,7 @@ def _check_weight(codes, scales, zeros, extras, n: int, k: int, weight: int, gro
     codebook, row_scales = extras
     if not 0 <= weight < len(WEIGHT_TYPES) or not 0 <= zero_kind < len(OP_ZERO_KINDS):
         raise SchemeError(f"weight and zero_kind must be ids of the lists, got {weight} and {zero_kind}")
-    if (zeros is None) != (zero_kind == 0):
+    if (zeros is None) != (OP_ZERO_KINDS[zero_kind] == "none"):
         raise SchemeError(f"zeros go with zero kinds zero and min and only with them, got {OP_ZERO_KINDS[zero_kind]}")
     if codes.dtype != torch.uint8:
         raise DtypeError(f"codes must be uint8, got {type_name(codes.dtype)}")

@@ -11,11 +11,11 @@ import torch
 
 from .. import cuda_devices, extension
 from ..bit_stream import stream_bytes
-from ..dtypes import weight_id
 from ..errors import DeviceError, DtypeError
-from ..scheme import WHOLE_ZEROS, ZERO_KINDS, Scheme, Schemed
+from ..scheme import Scheme, Schemed
 from ..tensor import QuantTensor, as_bytes
 from . import layout as _layout
+from .known import op_numbers
 
 _LAYOUT_OF_DEVICE = {"cpu": "cpu", "cuda": "nvidia"}
 
@@ -27,8 +27,8 @@ class PackedWeight(Schemed):
     in the type that the layout has (Scheme.held_scales), zeros None without a zero point; perm: int32 ``[K]`` or None
     (the product reads ``x[..., perm]``); codebook: fp32 ``[2**bits]`` or None (codebook_dtype: the type that
     :meth:`unpack` gives it back in, by default what it comes in); row_scales: fp32 ``[N, 1]`` or None; scheme: the
-    :class:`~lowbit.scheme.Scheme`; shape: ``(N, K)`` unpadded; layout: its name; numbers: :func:`op_numbers`; native:
-    whether kernels of its device read it here.
+    :class:`~lowbit.scheme.Scheme`; shape: ``(N, K)`` unpadded; layout: its name; numbers: what ops are told
+    (:func:`~lowbit.pack.known.op_numbers`); native: whether kernels of its device read it here.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class PackedWeight(Schemed):
         self.scheme = scheme
         self.shape = shape
         self.layout = layout
-        self.numbers = op_numbers(scheme, shape, self.zeros if layout == "nvidia" else None)
+        self.numbers = op_numbers(scheme, shape, *((self.scales, self.zeros) if layout == "nvidia" else ()))
         # Why here: a product asks for it every time.
         self.native = layout == _LAYOUT_OF_DEVICE.get(codes.device.type) and has_kernels(codes.device)
 
@@ -171,31 +171,6 @@ def finish(device: torch.device) -> None:
     # so the bytes must be there before any product is launched, on whatever stream.
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
-
-
-def op_numbers(scheme: Scheme, shape: tuple[int, int], zeros: torch.Tensor | None = None) -> tuple[int, ...]:
-    """What the product ops take after the tensors: n, k, id of the weight type, group size, id of the zero kind.
-
-    zeros: those of the weight, for kernels that are faster where all of them are whole numbers (as from GPTQ and AWQ):
-    the zero kind is WHOLE_ZEROS then. Reading them waits for the device, so this is for when a weight is packed.
-    """
-    kind = WHOLE_ZEROS if _are_whole(scheme, zeros) else ZERO_KINDS.index(scheme.zero_kind)
-    return (*shape, weight_id(scheme.weight), scheme.group_size, kind)
-
-
-def _are_whole(scheme: Scheme, zeros: torch.Tensor | None) -> bool:
-    # Why the types: fake tensors have no values.
-    if (
-        scheme.zero_kind != "zero"
-        or scheme.weight.kind != "uint"
-        or type(zeros) not in (torch.Tensor, torch.nn.Parameter)
-    ):
-        return False
-    if zeros.is_meta:
-        return False
-    values = zeros.detach().float()
-    # Why 2^bits too: GPTQ's oldest format has zeros that are one more than a code.
-    return bool(((values == values.round()) & (values >= 0) & (values <= 2**scheme.weight.bits)).all())
 
 
 def _fixed(tensor: torch.Tensor | None) -> torch.Tensor | None:

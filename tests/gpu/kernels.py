@@ -11,7 +11,7 @@ import torch
 
 import lowbit
 from lowbit import extension, kernel_list, libraries
-from lowbit.scheme import WHOLE_ZEROS
+from lowbit.scheme import EVEN_SCALES, WHOLE_ZEROS
 
 BUILT = libraries.CUDA_LIBRARY.is_file()
 needs_kernels = pytest.mark.skipif(not BUILT, reason="this build of lowbit has no CUDA kernels")
@@ -48,19 +48,23 @@ def is_wide(name: str) -> bool:
     return tokens(name) >= 32
 
 
-def scales_integers(name: str, bits: int, group_size: int) -> bool:
+def scales_integers(name: str, bits: int, group_size: int, even: bool = False) -> bool:
     """Whether a kernel applies scales to values of integers, whatever their zeros: wide ones do, but those of gemm_sm90
-    with groups of at least 128; of these from 64 tokens on some do, for fp16.
+    with groups of at least 128; of these from 64 tokens on some do, for fp16, and more where scales are even and there
+    are no zeros.
     """
     if not is_wide(name) or family(name) == "gemm_sm80" or 0 < group_size < 128:
         return is_wide(name)
     of_tile = {32: (), 48: (), 64: (3, 4, 5, 6, 7), 96: (3, 6, 7), 128: range(2, 9)}
+    if even:
+        of_tile |= {48: (1, 2, 4, 5), 64: range(1, 9), 96: range(1, 9)}
     return "a16_" in name and bits in of_tile.get(tokens(name), (5, 6, 7))
 
 
 def scales_values(name: str, pw: lowbit.PackedWeight) -> bool:
     """Whether a kernel applies scales to values of a weight: also wide ones with zeros that are no whole numbers."""
-    if scales_integers(name, 0 if pw.dtype.kind == "float" else pw.dtype.bits, pw.group_size):
+    even = pw.numbers[-1] >= EVEN_SCALES
+    if scales_integers(name, 0 if pw.dtype.kind == "float" else pw.dtype.bits, pw.group_size, even):
         return True
     return is_wide(name) and pw.zero_kind != "none" and pw.numbers[-1] != WHOLE_ZEROS
 

@@ -91,11 +91,14 @@ static Seven split_of(const decode::Sharing& p, int warps) {
       warps >> p.warps_k_shift, 1 << p.warps_k_shift, 1 << p.cluster_shift, p.early, warps, p.next_after, p.two_each};
 }
 
-// Of a weight alone. kind: 0 no zeros, 1 zero, 2 min, 3 whole.
+// Of a weight alone. kind: 0 no zeros and even scales, 1 zero, 2 min, 3 whole, 4 no zeros and uneven scales.
 static lowbit::cuda::Question question_of(int bits, bool is_float, int64_t group_size, int kind) {
   lowbit::cuda::Question q{};
   q.bits = bits, q.is_float = is_float, q.group_size = group_size, q.whole_zeros = kind == 3;
-  q.zero_kind = q.whole_zeros ? lowbit::ZeroKind::kZero : static_cast<lowbit::ZeroKind>(kind);
+  q.even_scales = kind == 0;
+  q.zero_kind = kind == 4       ? lowbit::ZeroKind::kNone
+                : q.whole_zeros ? lowbit::ZeroKind::kZero
+                                : static_cast<lowbit::ZeroKind>(kind);
   return q;
 }
 
@@ -130,7 +133,7 @@ PYBIND11_MODULE(deal_math, m) {
   });
   m.def("columns_of_each", lowbit::columns_of_each);
   m.attr("kByColumns") = lowbit::cuda::kByColumns;
-  // family: 0 decode, 1 gemm_sm80, 2 gemm_sm90. kind: 0 no zeros, 1 zero, 2 min, 3 whole.
+  // family: 0 decode, 1 gemm_sm80, 2 gemm_sm90. kind: as of question_of.
   m.def("tile_us", [](int family, int tokens, std::array<int64_t, 3> mnk, int bits, bool is_float, bool bf16_x,
                       int64_t group_size, int kind, int capability, std::array<int, 2> clusters) {
     lowbit::cuda::Question q = question_of(bits, is_float, group_size, kind);
@@ -138,9 +141,9 @@ PYBIND11_MODULE(deal_math, m) {
     q.capability = capability, q.clusters = clusters.data();
     return lowbit::cuda::tile_us(static_cast<lowbit::cuda::Family>(family), tokens, q);
   });
-  // What a step of integers beside fp16 takes of that of exact values.
+  // What a step of integers with even scales beside fp16 takes of that of exact values.
   m.def("rounded_work", [](int bits, int tokens) {
-    return lowbit::cuda::rounded_work({1, 1, 1, bits, {}, nullptr, 0.0f, 1.0f}, tokens);
+    return lowbit::cuda::rounded_work({1, 1, 1, bits, {}, nullptr, 0.0f, 1.0f, false, true}, tokens);
   });
   // What of a weight tiles of gemm_sm90 for up to 16 tokens depend on (KindNumbers), and its row of costs; of decode.
   m.def("narrow_kind", [](int bits, bool is_float, int64_t group_size, int kind) {
@@ -156,7 +159,7 @@ PYBIND11_MODULE(deal_math, m) {
   m.def("has_kernel", [](int family, int tokens, int bits, bool is_float, bool codebook, int64_t group_size, int kind,
                          bool fp32_scales) {
     lowbit::cuda::Question q = question_of(bits, is_float, group_size, kind);
-    q.codebook = codebook, q.fp32_scales = fp32_scales;
+    q.codebook = codebook, q.fp32_scales = fp32_scales, q.even_scales &= !fp32_scales;
     return lowbit::cuda::has_kernel(static_cast<lowbit::cuda::Family>(family), tokens, q);
   });
   m.attr("kLast") = lowbit::cuda::kLast;

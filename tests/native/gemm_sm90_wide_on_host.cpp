@@ -19,7 +19,9 @@ void run(const Case& c, int meet = 1, int warps = 16, int parts = 1) {
   for (const bool late : {false, true}) {
     emulated::late = late;
     const MatmulArgs args = product.pose(late);
-    tell_kernels<Weight>(c.kind);
+    const bool even = gemm_sm90::kEven<Weight, Act, gemm_sm90::Tile<Tokens>>;
+    const bool fine = c.group > 0 && c.group < 128;
+    tell_kernels<Weight>(c.kind, even && !fine && args.w.even_unit < 0);
     const int error = gemm_sm90::launch<Weight, Act, gemm_sm90::Tile<Tokens>>(args, launch, Values<Weight>::kAffine);
     const std::string kind = warps == 8 ? " halves by " : parts == 2 ? " of 64 rows by " : " by ";
     product.report(error, "n" + std::to_string(Tokens) + kind + std::to_string(meet), late);

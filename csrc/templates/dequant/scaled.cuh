@@ -148,12 +148,12 @@ struct ScaledDecoder {
   }
 
   const Numbers numbers;
-  // per_step: 1 / step. Why kept: a division of 0, the zero of many groups of 1 bit, takes the slow way through a call.
+  // per_step: what a zero takes from codes, 1 / step, or nothing where zeros are not meant to count.
   const float step, per_step, base;
 
   // zero_base = offset / step of struct Affine.
-  __device__ ScaledDecoder(float affine_step, float zero_base)
-      : numbers(zero_base), step(affine_step), per_step(1.0f / affine_step), base(zero_base) {}
+  __device__ ScaledDecoder(float affine_step, float zero_base, float zero_on_code)
+      : numbers(zero_base), step(affine_step), per_step(zero_on_code), base(zero_base) {}
   // Of a codebook, whose table lies in shared memory.
   __device__ ScaledDecoder(uint32_t table, int lane)
       : numbers(table, lane), step(numbers.unit()), per_step(1.0f / step), base(0.0f) {}
@@ -252,8 +252,8 @@ struct PlacedDecoder {
   const Numbers numbers;
   const float step, per_step, base;
 
-  __device__ PlacedDecoder(float affine_step, float zero_base)
-      : numbers(zero_base), step(affine_step), per_step(1.0f / affine_step), base(zero_base) {}
+  __device__ PlacedDecoder(float affine_step, float zero_base, float zero_on_code)
+      : numbers(zero_base), step(affine_step), per_step(zero_on_code), base(zero_base) {}
 
   __device__ __forceinline__ float factor() const { return step * Numbers::kUnit; }
 

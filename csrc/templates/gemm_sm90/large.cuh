@@ -6,6 +6,7 @@
 // at a time, and x, 64 k at a time, to two rings: a place of x is free again as soon as its products are done.
 #pragma once
 #include "../dequant/codebook.cuh"
+#include "../dequant/fused.cuh"
 #include "../dequant/load.cuh"
 #include "../ptx/async.cuh"
 #include "../ptx/cluster.cuh"
@@ -54,8 +55,10 @@ template <class Weight, class Act, class Tile, class Form>
 struct Large {
   using Map = LargeMap<Weight, Tile, Form>;
   using Stage = typename Map::Stage;
-  static constexpr bool kExact = !Form::kFine && !kRoundsValues<Weight, Act, Tile>;  // as in Wide
-  using Decoder = ScaledDecoder<Weight, Act, Form::kZeroForm, kExact>;
+  // As in Wide.
+  static constexpr bool kExact = !Form::kFine && !kRoundsValues<Weight, Act, Tile, Form>;
+  static constexpr bool kFused = kFuses<Weight, Act, Tile, Form>;
+  using Decoder = std::conditional_t<kFused, FusedDecoder<Weight>, ScaledDecoder<Weight, Act, Form::kZeroForm, kExact>>;
   using Words = typename Decoder::Words;
   using Group = typename Decoder::Group;
   using Rows = LinesOfY<Act, Tile, typename Map::Lines, Problem>;
@@ -132,7 +135,8 @@ struct Large {
 
   // ---- warpgroups multiply -----------------------------------------------------------------------------------------
   __device__ __forceinline__ void run(int warp, int lane) const {
-    const Decoder decoder = make_decoder<Weight, Decoder>(base + Map::kTable, lane, p.step, p.zero_base);
+    const Decoder decoder =
+        make_decoder<Weight, Decoder>(base + Map::kTable, lane, p.step, p.zero_base, p.zero_on_code);
     const Turns turns(warp);
     turns.begin();
     narrow::Place w(Map::kWDepth), x(p.ring.depth);
@@ -216,6 +220,7 @@ struct Large {
         ptx::arrive_in_cluster(base + Map::kFree, lane);
       release_x(before[0]), release_x(before[1]);
       float unit[2] = {1.0f, 1.0f};
+      if constexpr (kFused) unit[0] = unit[1] = p.fused_unit;
       if constexpr (kExact) unit[0] = units.now[0] * decoder.factor(), unit[1] = units.now[1] * decoder.factor();
       finish(part, meet, rows, warp, lane, unit, sum);
     }

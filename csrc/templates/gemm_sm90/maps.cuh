@@ -206,7 +206,7 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
                {groups * p.group_bytes},
                {static_cast<uint32_t>(p.stage_groups * words), box_tiles}};
   good &= describe(launch, p.maps[kMapOfScales], kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
-  scales.data = args.w.zeros;
+  if (args.w.zeros) scales.data = args.w.zeros;  // else zeros are there all the same, and count nothing
   if (traits.kind.zeros()) good &= describe(launch, p.maps[kMapOfZeros], kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
   // Why: what lies beyond the last token comes slowly, although it is never read (docs/notes/gemm-sm90.md).
   p.tile_tokens = static_cast<int>(layout::round_up((p.m + token_tiles - 1) / token_tiles, 8 * blocks));
@@ -223,8 +223,8 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   p.bias = args.y.bias, p.bias_type = args.y.bias_type, p.row_scales = args.w.row_scales;
   p.step = traits.kind.is_float ? 1.0f : affine.step;
   p.zero_base = traits.kind.is_float ? 0.0f : affine.offset / affine.step;
-  const bool is_min = args.w.zero_kind == ZeroKind::kMin;
-  p.zero_on_code = is_min ? 0.0f : 1.0f / p.step, p.zero_on_value = is_min ? 1.0f / p.step : 0.0f;
+  p.zero_on_code = args.w.zero_kind == ZeroKind::kZero ? 1.0f / p.step : 0.0f;
+  p.zero_on_value = args.w.zero_kind == ZeroKind::kMin ? 1.0f / p.step : 0.0f;
   p.bf16_scales = args.w.scale_type == ScaleType::kBFloat16;
   p.zero_kind = args.w.zero_kind, p.codebook = args.w.codebook;
   return good;

@@ -63,10 +63,19 @@ constexpr int columns_together(bool fine) {
 
 constexpr int kTableBytes = 32 * 1024 + 128;  // room for the table of a codebook (dequant/codebook.cuh)
 
-// rounds_values of a kernel.
+// fuses_values of a tile, whose kernel for no zeros is then for even scales; and of a kernel, without turns or not.
 template <class Weight, class Act, class Tile>
-constexpr bool kRoundsValues = !Weight::kFloat && !Weight::kCodebook &&
-                               rounds_values(Weight::kBits, Tile::kTokens, std::is_same<Act, __half>::value);
+constexpr bool kEven = !Weight::kFloat && !Weight::kCodebook &&
+                       fuses_values(Weight::kBits, Tile::kTokens, std::is_same<Act, __half>::value);
+template <class Weight, class Act, class Tile, class Form>
+constexpr bool kFuses = kEven<Weight, Act, Tile> && !Form::kFine && !Form::kZeros;
+template <class Weight, class Act, class Tile, class Form>
+constexpr bool kFlows = kFuses<Weight, Act, Tile, Form> && Tile::kTokens <= 96;
+// Whether a kernel scales values of integers in long groups, each rounded.
+template <class Weight, class Act, class Tile, class Form>
+constexpr bool kRoundsValues =
+    kFuses<Weight, Act, Tile, Form> || (!Weight::kFloat && !Weight::kCodebook &&
+                                        rounds_values(Weight::kBits, Tile::kTokens, std::is_same<Act, __half>::value));
 
 // What a block holds of W and x at once: a stage of some steps of 128 k, as the copy engine writes it.
 //
@@ -187,9 +196,10 @@ struct Problem {
   int64_t y_stride;       // elements
   bool lines;             // whether y can be written in pieces of 16 bytes (lines.cuh)
   float step, zero_base;  // value = step * (code - zero_base)
-  // Of a stored zero: what it takes from codes, what it adds to scaled values; one of them is 0.
+  // Of a stored zero: what it takes from codes, what it adds to scaled values; one of them is 0, or both.
   float zero_on_code, zero_on_value;
-  float factor[2];  // of a finished sum, by row half
+  float factor[2];   // of a finished sum, by row half
+  float fused_unit;  // of fused values; `step` is in units of it
   bool bf16_scales, fp32_scales;
   ZeroKind zero_kind;
   FloatType bias_type;

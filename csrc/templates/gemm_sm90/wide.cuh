@@ -1,6 +1,7 @@
 // What a warp of a warpgroup does with its 16 rows of a stage and 32 to 128 tokens: wgmma on exact or on scaled values.
 #pragma once
 #include "../dequant/codebook.cuh"
+#include "../dequant/fused.cuh"
 #include "../dequant/load.cuh"
 #include "../ptx/async.cuh"
 #include "../ptx/tma.cuh"
@@ -21,12 +22,15 @@ struct Wide {
   // Where scales go: to values (rounds_values, and where they change within 128 k), or values stay exact numbers. With
   // few tokens there are registers for sums of 128 k of their own (struct Open); with more, sums are counted in units
   // of a scale.
-  static constexpr bool kExact = !Form::kFine && !kRoundsValues<Weight, Act, Tile>;
+  static constexpr bool kExact = !Form::kFine && !kRoundsValues<Weight, Act, Tile, Form>;
   static constexpr bool kOpen = kExact && Tile::kTokens <= 48;
+  static constexpr bool kFused = kFuses<Weight, Act, Tile, Form>, kFlowing = kFlows<Weight, Act, Tile, Form>;
+  static constexpr bool kTurns = !kOpen && !kFlowing;
   // Whether a factor for each fragment takes the place of shifts: it costs registers for what is left out of units.
   static constexpr bool kPlaced = kExact && !Weight::kFloat && !Weight::kCodebook && Weight::kBits <= (kOpen ? 3 : 1);
-  using Decoder = std::conditional_t<kPlaced, PlacedDecoder<Weight, Act, Form::kZeroForm>,
-                                     ScaledDecoder<Weight, Act, Form::kZeroForm, kExact>>;
+  using Decoder = std::conditional_t<
+      kPlaced, PlacedDecoder<Weight, Act, Form::kZeroForm>,
+      std::conditional_t<kFused, FusedDecoder<Weight>, ScaledDecoder<Weight, Act, Form::kZeroForm, kExact>>>;
   using Words = typename Decoder::Words;
   using Group = typename Decoder::Group;
   static constexpr int kColumns = Tile::kColumns;
@@ -46,7 +50,8 @@ struct Wide {
         warp(Tile::kParts == 1 ? own_warp : own_warp % Tile::kRowTiles),
         part_of_k(Tile::kParts == 1 ? 0 : own_warp / Tile::kRowTiles),
         lane(kOpen ? own_lane : __shfl_sync(~0u, own_lane, own_lane)),  // Why: else it is read anew in every step
-        decoder(make_decoder<Weight, Decoder>(shared + Map::kTable, own_lane, problem.step, problem.zero_base)) {}
+        decoder(make_decoder<Weight, Decoder>(shared + Map::kTable, own_lane, problem.step, problem.zero_base,
+                                              problem.zero_on_code)) {}
 
   static constexpr float unit(int /*h*/) { return 1.0f; }
   static __device__ __forceinline__ int meeting_bytes(const Problem& p) {
@@ -124,6 +129,29 @@ struct Wide {
     }
   }
 
+  // The same where values are scaled and nothing is done to sums between products: half of a step is made while the
+  // products of the half before run, without turns.
+  template <class Finished>
+  __device__ __forceinline__ void run_stage_flowing(uint32_t stage, Fragments& a, Sums& sum,
+                                                    const Finished& finished) const {
+    const uint32_t codes = stage + Stage::kX;
+    const uint64_t tokens = ptx::describe_tokens(stage);
+#pragma unroll
+    for (int step = 0; step < Stage::kSteps; ++step) {
+      Words words;
+      load_words<Stage, Tile>(codes, warp, step, lane, words);
+      const Group group = load_group(codes, step >> p.group_steps);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        ptx::wait_products<1>();
+        if (step == 0 && half == 1) finished();
+#pragma unroll
+        for (int f = 0; f < 4; ++f) decoder.fragment(words, half * 4 + f, group, a[half][f]);
+        multiply(a[half], tokens + (step * 2 + half) * Stage::kXBox / 16, sum);
+      }
+    }
+  }
+
   // The same with open sums: those of a step are added when all its products are done.
   template <class Finished>
   __device__ __forceinline__ void run_stage_open(uint32_t stage, Fragments& a, State& open, Sums& sum,
@@ -158,7 +186,7 @@ struct Wide {
 
   __device__ __forceinline__ void run(const Parts& parts) const {
     const Turns turns(Tile::kParts == 1 ? warp : 4 * part_of_k);
-    if (!kOpen) turns.begin();
+    if (kTurns) turns.begin();
     auto place = Ring<Stage>{base, p.ring}.first();
     if (part_of_k) place.next();
     uint32_t before = 0;  // the place whose products may still run
@@ -177,7 +205,9 @@ struct Wide {
         ptx::wait_arrivals(base + Map::kFull + 8 * place.index, place.parity);
         const uint32_t stage = base + place.index * Stage::kBytes;
         const auto finished = [&] { release(at >= part.begin + Tile::kParts); };
-        if constexpr (kOpen) {
+        if constexpr (kFlowing) {
+          run_stage_flowing(stage, a, sum, finished);
+        } else if constexpr (kOpen) {
           run_stage_open(stage, a, state, sum, finished);
         } else {
           run_stage(stage, turns, a, state, sum, finished);
@@ -203,10 +233,13 @@ struct Wide {
         unit[0] = unit[1] = decoder.factor();
       } else if constexpr (kExact) {
         unit[0] = state.now[0] * decoder.factor(), unit[1] = state.now[1] * decoder.factor();
+      } else if constexpr (kFused) {
+        ptx::settle(sum);
+        unit[0] = unit[1] = p.fused_unit;
       }
       if constexpr (Tile::kParts > 1) {
         count_out(unit, sum);
-        if (!kOpen) turns.end(parts.stages % 2);
+        if (kTurns) turns.end(parts.stages % 2);
         finish_shared_rows<Tile, Stage>(p, base, rows, warp, part_of_k, lane, sum);
       } else if (!Tile::kOneTask && p.deal.meet == 1 && part.end - part.begin < p.deal.stages) {
         count_out(unit, sum);
@@ -221,7 +254,7 @@ struct Wide {
         release(true);
       }
     }
-    if (!kOpen && Tile::kParts == 1) turns.end();
+    if (kTurns && Tile::kParts == 1) turns.end();
   }
 };
 

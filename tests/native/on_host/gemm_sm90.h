@@ -16,12 +16,13 @@ void call_posed(const void* function, const void* problem) {
   reinterpret_cast<void (*)(Posed)>(const_cast<void*>(function))(*static_cast<const Posed*>(problem));
 }
 
-// The kernels of a weight of type Weight take as many tensors as it has planes.
+// The kernels of a weight of type Weight take as many tensors as it has planes; uneven: those for zeros serve it,
+// though it has none.
 template <class Weight>
-void tell_kernels(ZeroKind kind) {
+void tell_kernels(ZeroKind kind, bool uneven = false) {
   constexpr int kPlanes = planes::plane_count(Weight::kBits);
-  call_kernel = kind == ZeroKind::kNone ? call_posed<gemm_sm90::first_plane(false) + kPlanes>
-                                        : call_posed<gemm_sm90::first_plane(true) + kPlanes>;
+  call_kernel = kind == ZeroKind::kNone && !uneven ? call_posed<gemm_sm90::first_plane(false) + kPlanes>
+                                                   : call_posed<gemm_sm90::first_plane(true) + kPlanes>;
 }
 
 }  // namespace on_host

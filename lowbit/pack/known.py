@@ -1,0 +1,73 @@
+"""What ops are told of a weight beside its tensors, and what is found out for that when it is packed."""
+
+from __future__ import annotations
+
+import torch
+
+from ..dtypes import weight_id
+from ..scheme import EVEN_SCALES, WHOLE_ZEROS, ZERO_KINDS, Scheme
+
+#: The largest number of fp16 is 65504: what a scale may be, in units, when a code of 2^-24 is brought to it.
+_MOST = 65504 / 65536 * 2.0**-8
+#: The least root mean square of a row, in units. Below 2^-14 fp16 has fewer digits: there rounding costs 2.8e-4 of a
+#: value of this size, what it costs others is 2.1e-4.
+_LEAST = 2.0**-14
+#: The exponents of units for integers of 1 to 8 bits. Why few, and these: layers of a model that is compiled once are
+#: told the same of, if they can be; with 4 bits these are for scales of 0.0009 to 0.125, 0.014 to 2, 0.22 to 32.
+_FIRST = (6, 6, 6, 5, 5, 5, 4, 4)
+_UNITS = {bits: (first, first + 4, first + 8) for bits, first in enumerate(_FIRST, 1)}
+
+
+def op_numbers(
+    scheme: Scheme,
+    shape: tuple[int, int],
+    scales: torch.Tensor | None = None,
+    zeros: torch.Tensor | None = None,
+) -> tuple[int, ...]:
+    """What the product ops take after the tensors: n, k, id of the weight type, group size, id of the zero kind.
+
+    scales, zeros: those of the weight, packed, for kernels that are faster where all zeros are whole numbers (as from
+    GPTQ and AWQ; the zero kind is WHOLE_ZEROS then), or scales are even (EVEN_SCALES and more). Reading them waits for
+    the device, so this is for when a weight is packed.
+    """
+    kind = ZERO_KINDS.index(scheme.zero_kind)
+    if _are_whole(scheme, zeros):
+        kind = WHOLE_ZEROS
+    elif (unit := _even_unit(scheme, scales)) is not None:
+        kind = EVEN_SCALES + unit
+    return (*shape, weight_id(scheme.weight), scheme.group_size, kind)
+
+
+def _has_values(tensor: torch.Tensor | None) -> bool:
+    # Why the types: fake tensors have no values.
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
+
+
+def _are_whole(scheme: Scheme, zeros: torch.Tensor | None) -> bool:
+    if scheme.zero_kind != "zero" or scheme.weight.kind != "uint" or not _has_values(zeros):
+        return False
+    values = zeros.detach().float()
+    # Why 2^bits too: GPTQ's oldest format has zeros that are one more than a code.
+    return bool(((values == values.round()) & (values >= 0) & (values <= 2**scheme.weight.bits)).all())
+
+
+def _even_unit(scheme: Scheme, scales: torch.Tensor | None) -> int | None:
+    """The exponent of the unit in which fp16 holds all values of a weight of integers without zeros, and those of no
+    row with digits missing that count; None where there is none. scales: ``[N/16, G, 16]``.
+    """
+    if scheme.zero_kind != "none" or scheme.weight.kind not in ("int", "uint") or not _has_values(scales):
+        return None
+    if scheme.held_scales("nvidia") == "float32" or scales.numel() == 0:
+        return None
+    values = scheme.weight.values
+    step = values[1] - values[0]
+    # The root mean square of values without scale. Why half: that of all codes, but groups are mostly normal.
+    typical = (sum(v * v for v in values) / len(values)) ** 0.5 * (1.0 if scheme.weight.bits == 1 else 0.5)
+    found = scales.detach().float()
+    rows = found.square().mean(1).sqrt()
+    least = torch.where(rows > 0, rows, torch.inf).min()  # a row of zeros has nothing to lose
+    most, least = torch.stack([found.abs().max(), least]).tolist()
+    for unit in _UNITS[scheme.weight.bits]:
+        if most * step <= _MOST * 2.0**unit:  # not so of NaN
+            return unit if least * typical >= _LEAST * 2.0**unit else None
+    return None
