@@ -73,6 +73,17 @@ def test_what_a_thread_remembers_is_the_plan():
         assert choice(*one) == (expected[one], False), one
 
 
+def test_weights_of_one_shape_with_even_scales_and_without_have_plans_of_their_own():
+    """A thread remembers plans by shape: that of one must not answer for the other."""
+    plans = []
+    for uneven in (False, True) * 2:
+        numbers = numbers_of(INT4, 176, H200, uneven_scales=uneven)
+        plans.append(extension.cuda_library().lowbit_cuda_choice(*numbers, ctypes.c_int()).decode())
+        first = candidates(INT4.scheme, "float16", 176, 8192, 8192, H200, uneven_scales=uneven)[0]
+        assert plans[-1] == first.name
+    assert plans[0] != plans[1] and plans[:2] == plans[2:]
+
+
 def test_a_table_is_for_its_problem_and_rows_alone():
     slow = "w4a16_gemm_sm90_n144"
     assert tune((slow, INT4, 9, 16)) == 1

@@ -9,13 +9,13 @@ from ..scheme import EVEN_SCALES, WHOLE_ZEROS, ZERO_KINDS, Scheme
 
 #: The largest number of fp16 is 65504: what a scale may be, in units, when a code of 2^-24 is brought to it.
 _MOST = 65504 / 65536 * 2.0**-8
-#: The least root mean square of a row, in units. Below 2^-14 fp16 has fewer digits: there rounding costs 2.8e-4 of a
-#: value of this size, what it costs others is 2.1e-4.
-_LEAST = 2.0**-14
-#: The exponents of units for integers of 1 to 8 bits. Why few, and these: layers of a model that is compiled once are
-#: told the same of, if they can be; with 4 bits these are for scales of 0.0009 to 0.125, 0.014 to 2, 0.22 to 32.
-_FIRST = (6, 6, 6, 5, 5, 5, 4, 4)
-_UNITS = {bits: (first, first + 4, first + 8) for bits, first in enumerate(_FIRST, 1)}
+#: The least root mean square of all values, and of those of a row, in units. Below 2^-14 fp16 has fewer digits: there
+#: rounding costs 2.8e-4 of a value, 1.1e-3 below 2^-16; what it costs larger ones is 2.1e-4.
+_LEAST, _LEAST_OF_ROW = 2.0**-14, 2.0**-16
+#: The exponents of units for integers of 1 to 8 bits: the first, unless scales are too large for that, and how many.
+#: Why no smaller ones: layers of a model that is compiled once are told the same of, if they can be; with 4 bits the
+#: first is for scales of 0.0009 to 0.125, 0.0002 in some rows.
+_FIRST, _UNITS = (6, 6, 6, 5, 5, 5, 4, 4), 9
 
 
 def op_numbers(
@@ -52,8 +52,8 @@ def _are_whole(scheme: Scheme, zeros: torch.Tensor | None) -> bool:
 
 
 def _even_unit(scheme: Scheme, scales: torch.Tensor | None) -> int | None:
-    """The exponent of the unit in which fp16 holds all values of a weight of integers without zeros, and those of no
-    row with digits missing that count; None where there is none. scales: ``[N/16, G, 16]``.
+    """The exponent of the unit in which fp16 holds all values of a weight of integers without zeros, and none with so
+    few digits that it counts; None where there is none. scales: ``[N/16, G, 16]``.
     """
     if scheme.zero_kind != "none" or scheme.weight.kind not in ("int", "uint") or not _has_values(scales):
         return None
@@ -64,10 +64,13 @@ def _even_unit(scheme: Scheme, scales: torch.Tensor | None) -> int | None:
     # The root mean square of values without scale. Why half: that of all codes, but groups are mostly normal.
     typical = (sum(v * v for v in values) / len(values)) ** 0.5 * (1.0 if scheme.weight.bits == 1 else 0.5)
     found = scales.detach().float()
-    rows = found.square().mean(1).sqrt()
+    rows = found.square().mean(1)
     least = torch.where(rows > 0, rows, torch.inf).min()  # a row of zeros has nothing to lose
-    most, least = torch.stack([found.abs().max(), least]).tolist()
-    for unit in _UNITS[scheme.weight.bits]:
+    whole = torch.where(rows > 0, rows, least).mean()  # nor do rows that only fill the last block
+    most, least, whole = torch.stack([found.abs().max(), least.sqrt(), whole.sqrt()]).tolist()
+    first = _FIRST[scheme.weight.bits - 1]
+    for unit in range(first, first + _UNITS):
         if most * step <= _MOST * 2.0**unit:  # not so of NaN
-            return unit if least * typical >= _LEAST * 2.0**unit else None
+            enough = whole * typical >= _LEAST * 2.0**unit and least * typical >= _LEAST_OF_ROW * 2.0**unit
+            return unit if enough else None
     return None
