@@ -92,8 +92,9 @@ def kind_costs() -> list[list[float]]:
 
 
 def rounded_work(tile: int, product: Product) -> float:
-    """What a step takes of that of exact values where the tile rounds them, beside fp16, with even scales."""
-    return native.rounded_work(product.bits, tile) if product.kind == "int" else 1.0
+    """What a step takes of that of exact values where the tile rounds them, beside fp16, as if scales were uneven: the
+    sweeps are older than kernels for even ones."""
+    return native.rounded_work(product.bits, tile, False) if product.kind == "int" else 1.0
 
 
 def idle_of(product: Product, way: Way) -> float:

@@ -17,7 +17,7 @@ import tile_model
 PRODUCTS = [(8192, 8192, 256, 4), (4608, 3584, 384, 8), (3584, 14336, 64, 1), (57344, 8192, 2048, 6)]
 PRODUCTS += [(2048, 2048, 32, 2), (4096, 1024, 128, 4), (8192, 8192, 32, 4), (8192, 3584, 60, 8), (2880, 2880, 190, 7)]
 #: Kinds of weights: whether floats, groups, kind of zeros as tile_us has it.
-QUESTIONS = {"int": (False, 128, 0), "float": (True, 128, 0), "fine": (False, 32, 0), "fine float": (True, 32, 0),
+QUESTIONS = {"int": (False, 128, 4), "float": (True, 128, 0), "fine": (False, 32, 0), "fine float": (True, 32, 0),
              "zeros": (False, 32, 1)}  # fmt: skip
 
 

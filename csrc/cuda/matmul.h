@@ -18,8 +18,8 @@ extern "C" __attribute__((visibility("default"))) void lowbit_cuda_force_split(c
 // many blocks, and pairs of blocks, at once: lines "name place", the one that is tried first first. place:
 // microseconds, about; or "untimed", tried in this order though no time is known (decode with floats or short groups,
 // other devices); "later", only tried after those; "never", has no room or no kernel for the product. group_size: -1
-// for the whole row; zero_kind: an index into ZERO_KINDS of lowbit/scheme.py. Needs no device. The text is the thread's
-// until its next call.
+// for the whole row; zero_kind: an index into OP_ZERO_KINDS of lowbit/scheme.py, 0 for scales that are not even. Needs
+// no device. The text is the thread's until its next call.
 extern "C" __attribute__((visibility("default"))) const char* lowbit_cuda_plan(int weight, int act, int64_t m,
                                                                                int64_t n, int64_t k, int64_t group_size,
                                                                                int zero_kind, int scale_type,

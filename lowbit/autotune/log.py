@@ -11,7 +11,7 @@ import ctypes
 import logging
 
 from ..dtypes import ACT_TYPES, KERNEL_TYPES, WEIGHT_TYPES, weight_type
-from ..scheme import OP_ZERO_KINDS, SCALE_TYPES, WHOLE_ZEROS, Scheme
+from ..scheme import EVEN_SCALES, OP_ZERO_KINDS, SCALE_TYPES, WHOLE_ZEROS, Scheme
 from .plan import BUCKETS, Candidate, Device
 from .tuned import candidates
 
@@ -48,7 +48,8 @@ def watch(library: ctypes.CDLL) -> None:
         if product.why == b"tried":  # lowbit.tune times kernels, the product itself is still to come
             return
         m = product.m
-        key = (bucket(m), *(getattr(product, name) for name in _NUMBERS.split() if name not in ("m", "follows")))
+        numbers = [getattr(product, name) for name in _NUMBERS.split() if name not in ("m", "follows", "zero_kind")]
+        key = (bucket(m), min(product.zero_kind, EVEN_SCALES), *numbers)  # of even scales whatever their unit
         mine = object()
         # Why setdefault: of two threads with the same new product one is first.
         if seen.setdefault(key, mine) is mine:

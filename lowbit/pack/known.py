@@ -10,12 +10,13 @@ from ..scheme import EVEN_SCALES, WHOLE_ZEROS, ZERO_KINDS, Scheme
 #: The largest number of fp16 is 65504: what a scale may be, in units, when a code of 2^-24 is brought to it.
 _MOST = 65504 / 65536 * 2.0**-8
 #: The least root mean square of all values, and of those of a row, in units. Below 2^-14 fp16 has fewer digits: there
-#: rounding costs 2.8e-4 of a value, 1.1e-3 below 2^-16; what it costs larger ones is 2.1e-4.
-_LEAST, _LEAST_OF_ROW = 2.0**-14, 2.0**-16
+#: rounding costs 2.8e-4 of a value, 5.6e-4 at 2^-15; what it costs larger ones is 2.1e-4. Why no less of a row: then
+#: what takes the offset away has fewer digits too, by an error that all values of a group have in common.
+_LEAST, _LEAST_OF_ROW = 2.0**-14, 2.0**-15
 #: The exponents of units for integers of 1 to 8 bits: the first, unless scales are too large for that, and how many.
 #: Why no smaller ones: layers of a model that is compiled once are told the same of, if they can be; with 4 bits the
-#: first is for scales of 0.0009 to 0.125, 0.0002 in some rows.
-_FIRST, _UNITS = (6, 6, 6, 5, 5, 5, 4, 4), 9
+#: first is for scales of 0.0009 to 0.125, 0.0004 in some rows.
+_FIRST, _UNITS = (5, 6, 6, 5, 5, 5, 4, 4), 9
 
 
 def op_numbers(
@@ -55,14 +56,16 @@ def _even_unit(scheme: Scheme, scales: torch.Tensor | None) -> int | None:
     """The exponent of the unit in which fp16 holds all values of a weight of integers without zeros, and none with so
     few digits that it counts; None where there is none. scales: ``[N/16, G, 16]``.
     """
-    if scheme.zero_kind != "none" or scheme.weight.kind not in ("int", "uint") or not _has_values(scales):
+    # Why not all: kernels for short groups, floats, codebooks and scales of float32 do not ask.
+    if scheme.zero_kind != "none" or scheme.weight.kind != "int" or 0 < scheme.group_size < 128:
         return None
-    if scheme.held_scales("nvidia") == "float32" or scales.numel() == 0:
+    if scheme.held_scales("nvidia") == "float32" or not _has_values(scales) or scales.numel() == 0:
         return None
     values = scheme.weight.values
     step = values[1] - values[0]
-    # The root mean square of values without scale. Why half: that of all codes, but groups are mostly normal.
-    typical = (sum(v * v for v in values) / len(values)) ** 0.5 * (1.0 if scheme.weight.bits == 1 else 0.5)
+    # The root mean square of values without scale. Why half: that of all codes, but groups are mostly normal; of 1 bit
+    # so that the offset keeps its digits.
+    typical = (sum(v * v for v in values) / len(values)) ** 0.5 * 0.5
     found = scales.detach().float()
     rows = found.square().mean(1)
     least = torch.where(rows > 0, rows, torch.inf).min()  # a row of zeros has nothing to lose

@@ -50,8 +50,8 @@ def is_wide(name: str) -> bool:
 
 def scales_integers(name: str, bits: int, group_size: int, even: bool = False) -> bool:
     """Whether a kernel applies scales to values of integers, whatever their zeros: wide ones do, but those of gemm_sm90
-    with groups of at least 128; of these from 64 tokens on some do, for fp16, and more where scales are even and there
-    are no zeros.
+    with groups of at least 128; of these from 64 tokens on some do, for fp16, and more, also with 48, where scales are
+    even and there are no zeros.
     """
     if not is_wide(name) or family(name) == "gemm_sm80" or 0 < group_size < 128:
         return is_wide(name)

@@ -141,9 +141,9 @@ PYBIND11_MODULE(deal_math, m) {
     q.capability = capability, q.clusters = clusters.data();
     return lowbit::cuda::tile_us(static_cast<lowbit::cuda::Family>(family), tokens, q);
   });
-  // What a step of integers with even scales beside fp16 takes of that of exact values.
-  m.def("rounded_work", [](int bits, int tokens) {
-    return lowbit::cuda::rounded_work({1, 1, 1, bits, {}, nullptr, 0.0f, 1.0f, false, true}, tokens);
+  // What a step of integers beside fp16 takes of that of exact values.
+  m.def("rounded_work", [](int bits, int tokens, bool even) {
+    return lowbit::cuda::rounded_work({1, 1, 1, bits, {}, nullptr, 0.0f, 1.0f, false, even}, tokens);
   });
   // What of a weight tiles of gemm_sm90 for up to 16 tokens depend on (KindNumbers), and its row of costs; of decode.
   m.def("narrow_kind", [](int bits, bool is_float, int64_t group_size, int kind) {

@@ -16,16 +16,17 @@ void run(const Case& c, int meet = 1, int warps = 16, int parts = 1) {
   Launch launch = product.launch();
   launch.encode_tensor_map = reinterpret_cast<void*>(emulated::encode);
   launch.forced = {8 / parts, parts, meet, 2, warps, 4};
-  for (const bool late : {false, true}) {
-    emulated::late = late;
-    const MatmulArgs args = product.pose(late);
-    const bool even = gemm_sm90::kEven<Weight, Act, gemm_sm90::Tile<Tokens>>;
-    const bool fine = c.group > 0 && c.group < 128;
-    tell_kernels<Weight>(c.kind, even && !fine && args.w.even_unit < 0);
-    const int error = gemm_sm90::launch<Weight, Act, gemm_sm90::Tile<Tokens>>(args, launch, Values<Weight>::kAffine);
-    const std::string kind = warps == 8 ? " halves by " : parts == 2 ? " of 64 rows by " : " by ";
-    product.report(error, "n" + std::to_string(Tokens) + kind + std::to_string(meet), late);
-  }
+  const bool fine = c.group > 0 && c.group < 128, fuses = gemm_sm90::kEven<Weight, Act, gemm_sm90::Tile<Tokens>>;
+  for (const bool late : {false, true})
+    for (const bool even : {false, true}) {
+      if (even && (!fuses || fine || c.kind != ZeroKind::kNone || c.scales == kFp32)) continue;
+      emulated::late = late;
+      const MatmulArgs args = product.pose(late, even);
+      tell_kernels<Weight>(c.kind, fuses && !fine && !even);
+      const int error = gemm_sm90::launch<Weight, Act, gemm_sm90::Tile<Tokens>>(args, launch, Values<Weight>::kAffine);
+      const std::string kind = warps == 8 ? " halves by " : parts == 2 ? " of 64 rows by " : " by ";
+      product.report(error, (even ? "even n" : "n") + std::to_string(Tokens) + kind + std::to_string(meet), late);
+    }
 }
 
 }  // namespace
@@ -37,6 +38,8 @@ int main() {
   run<Int<4>, __half, 32>({300, 1500, 33, 128, kNone, kFp16, 4, 90});
   run<Int<1>, __nv_bfloat16, 32>({520, 1100, 17, 256, kZero, kBf16, 3, 90});
   run<Int<7>, __half, 48>({270, 700, 90, -1, kNone, kFp16, 5, 90});
+  run<Int<1>, __half, 48>({270, 700, 90, -1, kNone, kFp16, 5, 90});
+  run<Int<4>, __half, 48>({392, 900, 130, 256, kNone, kFp16, 2, 90});
   // Sums in units of a scale, warpgroups in turns.
   run<Int<3>, __half, 64>({200, 1300, 60, 256, kNone, kFp16, 3, 90});
   run<Float<2, 1>, __nv_bfloat16, 64>({140, 1000, 64, 128, kNone, kBf16, 1, 90});
@@ -66,6 +69,7 @@ int main() {
   run<Int<4>, __half, 32>({300, 1500, 70, 128, kNone, kFp16, 8, 90}, 4);
   run<Int<1>, __nv_bfloat16, 32>({520, 1100, 17, 256, kZero, kBf16, 4, 90}, 2);
   run<Int<7>, __half, 48>({270, 700, 37, -1, kNone, kFp16, 9, 90}, 3);
+  run<Int<4>, __half, 48>({270, 700, 37, 128, kNone, kFp16, 9, 90}, 3);
   run<Int<3>, __half, 48>({130, 1300, 41, 128, kNone, kFp16, 8, 90}, 4);
   run<Int<2>, __half, 64>({200, 1300, 60, 256, kNone, kFp16, 6, 90}, 3);
   run<Int<8>, __half, 64>({140, 900, 50, 128, kNone, kFp32, 6, 90}, 2);
@@ -86,6 +90,7 @@ int main() {
   // between two blocks once more.
   run<Int<4>, __half, 32>({300, 1500, 40, 128, kNone, kFp16, 10, 90}, 1, 16, 2);
   run<Int<1>, __nv_bfloat16, 48>({130, 1100, 41, 256, kNone, kBf16, 14, 90}, 2, 16, 2);
+  run<Int<5>, __half, 48>({130, 1100, 41, 256, kNone, kBf16, 14, 90}, 2, 16, 2);
   run<Int<3>, __half, 64>({130, 1300, 100, -1, kNone, kFp16, 6, 90}, 1, 16, 2);
   run<Int<8>, __half, 64>({190, 250, 60, 128, kNone, kFp16, 3, 90}, 1, 16, 2);
   run<Int<5>, __half, 96>({70, 1700, 90, 128, kNone, kFp16, 4, 90}, 2, 16, 2);

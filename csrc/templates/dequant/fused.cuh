@@ -10,10 +10,10 @@
 namespace lowbit {
 
 // The bits of a code alone are code * 2^q * 2^-24 in fp16 (int.cuh). A factor of scale * 2^(24 - q) / unit and an
-// addend of -offset * scale / unit make (code - offset) * scale / unit of them, rounded once: the addend is exact,
-// since the offset of a type is a power of two. Why a unit: factors must stay below 65504 and scaled values above the
-// subnormal numbers of fp16, which leaves some six binades for scales. Whether those of a weight lie there is found out
-// when it is packed (lowbit/pack/known.py).
+// addend of -offset * scale / unit make (code - offset) * scale / unit of them, rounded once: the addend is exact
+// while it is no subnormal number, since the offset of a type is a power of two. Why a unit: factors must stay below
+// 65504 and scaled values above the subnormal numbers of fp16, which leaves some six binades for scales. Whether those
+// of a weight lie there is found out when it is packed (lowbit/pack/known.py).
 template <class Weight>
 struct FusedDecoder {
   using Codes = planes::Codes<Weight::kBits>;

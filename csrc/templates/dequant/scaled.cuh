@@ -154,7 +154,8 @@ struct ScaledDecoder {
   // zero_base = offset / step of struct Affine.
   __device__ ScaledDecoder(float affine_step, float zero_base, float zero_on_code)
       : numbers(zero_base), step(affine_step), per_step(zero_on_code), base(zero_base) {}
-  // Of a codebook, whose table lies in shared memory.
+  // Of a codebook, whose table lies in shared memory; two floats are no such.
+  ScaledDecoder(float, float) = delete;
   __device__ ScaledDecoder(uint32_t table, int lane)
       : numbers(table, lane), step(numbers.unit()), per_step(1.0f / step), base(0.0f) {}
 

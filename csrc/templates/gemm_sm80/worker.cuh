@@ -60,7 +60,7 @@ struct Worker {
       : p(problem),
         lane(own_lane),
         pair(warp),
-        decoder(problem.step, problem.zero_base),
+        decoder(problem.step, problem.zero_base, problem.zero_on_code),
         own_x((own_lane / 16 * 8 + own_lane % 8) * 128 + ((own_lane / 8 % 2) ^ own_lane % 8) * 16) {}
 
   // 64 k of a stage: the sums grow by the products of both row tiles.

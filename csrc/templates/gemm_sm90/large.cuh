@@ -220,6 +220,7 @@ struct Large {
         ptx::arrive_in_cluster(base + Map::kFree, lane);
       release_x(before[0]), release_x(before[1]);
       float unit[2] = {1.0f, 1.0f};
+      ptx::settle(sum);
       if constexpr (kFused) unit[0] = unit[1] = p.fused_unit;
       if constexpr (kExact) unit[0] = units.now[0] * decoder.factor(), unit[1] = units.now[1] * decoder.factor();
       finish(part, meet, rows, warp, lane, unit, sum);

@@ -114,7 +114,7 @@ struct LinesOfY {
         for (int pair = begin; pair < end; ++pair)
           put(to + (pair - begin) * Lines::kPair, [&](int i) { return sums(2 * pair + i / 4, i % 4); });
         // Why one barrier: whoever writes to this buffer again has passed the one for the other buffer in between, or,
-        // in another task, that of a turn.
+        // in another task, that of a turn; without turns all warps have given the place back before it is filled again.
         ptx::wait_at_barrier<128>(barrier);
 #pragma unroll
         for (int pair = begin; pair < end; ++pair) {

@@ -20,8 +20,8 @@ namespace lowbit::gemm_sm90 {
 template <class Tile, int Together>
 constexpr int kRoomOfPart = meeting_room(Tile::kRowTiles, Tile::kColumns / 2, Together, kMostMeetOfParts);
 
-// Stores y of the columns that come to this warpgroup. Every thread of both comes here, once, when all turns are over.
-// base: of Map; rows: of rows_of_y; warp: its row tile; part_of_k: which of the warpgroups it is.
+// Stores y of the columns that come to this warpgroup. Every thread of both comes here, once, when all turns are over,
+// if there are any. base: of Map; rows: of rows_of_y; warp: its row tile; part_of_k: which of the warpgroups it is.
 template <class Tile, class Stage, class Rows>
 __device__ __forceinline__ void finish_shared_rows(const Problem& p, uint32_t base, const Rows& rows, int warp,
                                                    int part_of_k, int lane, const float (&sum)[4 * Tile::kColumns]) {

@@ -166,8 +166,9 @@ struct Product {
     }
   }
 
-  // For one run: with factors of rows and without word of whole zeros or even scales, or the other way round.
-  MatmulArgs pose(bool with_factors) {
+  // For one run: with factors of rows and without word of whole zeros, or the other way round; with word of even scales
+  // or without.
+  MatmulArgs pose(bool with_factors, bool even = false) {
     factored = with_factors;
     std::fill(y.begin(), y.end(), kUntouched);
     scratches.clear();
@@ -178,7 +179,7 @@ struct Product {
     args.w.whole_zeros = c.kind == ZeroKind::kZero && !factored && !fractions;
     args.w.row_scales = factored ? factors.data() : nullptr;
     // Scales are at most 1/2: of those that are even this is a unit, and without word of that they go by zeros.
-    args.w.even_unit = c.kind == ZeroKind::kNone && c.scales != kFp32 && !factored ? 8 : -1;
+    args.w.even_unit = even && c.kind == ZeroKind::kNone && c.scales != kFp32 ? 8 : -1;
     args.x = {x.data, c.m, stride, FloatType::kFloat16};
     args.y = {y.data(), y_stride, bias.data(), FloatType::kFloat32};
     return args;
