@@ -272,7 +272,7 @@ def test_kernels_are_told_of_scales_that_are_even_and_only_of_them(dtype, scales
 @pytest.mark.parametrize("group", [128, -1])
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_values_of_even_scales_have_digits_enough_in_fp16(bits, group):
-    """As kernels make them, by one rounding, at the ends of what is even: 5e-4 of a product, 1.2e-3 of any row, of which
+    """As kernels make them, by one rounding, at the ends of what is even: 5e-4 of a product, 1.2e-3 of a row, of which
     8e-4 is what rounding costs without a unit."""
     wtype, chance = weight_type(f"int{bits}"), np.random.default_rng(bits)
     values, (n, k) = np.array(wtype.values), (48, 2048)
