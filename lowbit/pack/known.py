@@ -16,7 +16,7 @@ _LEAST, _LEAST_OF_ROW = 2.0**-14, 2.0**-15
 #: The exponents of units for integers of 1 to 8 bits: the first, unless scales are too large for that, and how many.
 #: Why no smaller ones: layers of a model that is compiled once are told the same of, if they can be; with 4 bits the
 #: first is for scales of 0.0009 to 0.125, 0.0004 in some rows.
-_FIRST, _UNITS = (5, 6, 6, 5, 5, 5, 4, 4), 9
+_FIRST, _UNITS = (5, 5, 5, 5, 5, 5, 4, 4), 9
 
 
 def op_numbers(
