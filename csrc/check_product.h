@@ -82,8 +82,8 @@ inline Weight check_weight(Layout which, Place place, const Tensor& codes, const
            static_cast<const float*>(data_or_null(codebook)),
            static_cast<const float*>(data_or_null(row_scales))};
   set_zero_kind(w, zero_kind);
-  STD_TORCH_CHECK(w.even_unit < 0 || type == ScaleType::kFloat16 || type == ScaleType::kBFloat16, "zero_kind from ",
-                  kEvenScales, " on goes with scales of 16 bits, got ", zero_kind);
+  STD_TORCH_CHECK(w.even_unit < 0 || type == ScaleType::kFloat16, "zero_kind from ", kEvenScales,
+                  " on goes with scales of fp16, got ", zero_kind);
   return w;
 }
 

@@ -261,18 +261,18 @@ def test_kernels_are_told_of_scales_that_are_even_and_only_of_them(dtype, scales
     """They make fp16 numbers of values in such a unit: others would be infinite, or lose digits."""
     codes = torch.zeros(3, 256, dtype=torch.uint8)
     held = torch.tensor([scales] * 3, dtype=torch.float32)
-    for scale_type in (torch.float16, torch.float32):
+    for scale_type in (torch.float16, torch.bfloat16, torch.float32):
         qt = QuantTensor.from_codes(codes, held.to(scale_type), None, dtype=dtype, group_size=128)
         number = pack_weight(qt, layout="nvidia").numbers[-1]
         assert OP_ZERO_KINDS[number] == "none" and pack_weight(qt).numbers[-1] == 0
-        wanted = None if scale_type == torch.float32 else unit
+        wanted = unit if scale_type == torch.float16 else None
         assert number == (0 if wanted is None else EVEN_SCALES + wanted)
 
 
 @pytest.mark.parametrize("group", [128, -1])
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_values_of_even_scales_have_digits_enough_in_fp16(bits, group):
-    """As kernels make them, by one rounding, at the ends of what is even: 5e-4 of a product, 1.2e-3 of a row, of which
+    """As kernels make them, at the ends of what is even: 5e-4 of a product, 1.2e-3 of a row, of which
     8e-4 is what rounding costs without a unit."""
     wtype, chance = weight_type(f"int{bits}"), np.random.default_rng(bits)
     values, (n, k) = np.array(wtype.values), (48, 2048)
@@ -290,7 +290,8 @@ def test_values_of_even_scales_have_digits_enough_in_fp16(bits, group):
         if kind < EVEN_SCALES:
             continue
         unit, s = 2.0 ** (kind - EVEN_SCALES), scales.astype(np.float64).repeat(k // groups, 1)
-        factor, addend = (np.float16(one) for one in (s * step / unit * 2.0**24, s * values[0] / unit))
+        found = np.float16(s * step / unit * 2.0**9).astype(np.float64)
+        factor, addend = np.float16(found * 2.0**15), np.float16(found * 2.0**-9 * values[0] / step)
         made = np.float16(codes * 2.0**-24 * factor.astype(np.float64) + addend.astype(np.float64)) * unit
         assert np.isfinite(factor).all() and np.isfinite(made).all()
         exact, drawn = s * values[codes], chance.standard_normal((k, 32))

@@ -84,21 +84,24 @@ constexpr float kind_work(const WeightKind& kind, bool bf16, int tokens, int blo
 }
 
 // What a step takes where values are rounded and costs were fitted to exact ones (nvidia-h200/rounds_20261129.json);
-// where they are fused (fused_20261129*.json). By tiles of 48, 64, 96, 128 tokens, and more; by bits, from 1.
-constexpr float kRoundedWork[2][5][8] = {{{1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f},
+// where they are fused (fused_20261129*.json, pairs_20261130*.json). By tiles of 32, 48, 64, 96, 128 tokens, and more;
+// by bits, from 1.
+constexpr float kRoundedWork[2][6][8] = {{{1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f},
+                                          {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f},
                                           {1.0f, 1.0f, 0.97f, 0.986f, 0.945f, 0.957f, 0.971f, 1.0f},
                                           {1.0f, 1.0f, 0.946f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f},
                                           {1.0f, 0.961f, 0.975f, 0.987f, 0.972f, 1.0f, 1.0f, 0.964f},
                                           {1.0f, 1.0f, 1.0f, 1.0f, 0.984f, 0.983f, 1.0f, 1.0f}},
-                                         {{0.90f, 0.95f, 1.0f, 0.98f, 0.98f, 1.0f, 1.0f, 1.0f},
-                                          {0.92f, 0.93f, 0.95f, 0.91f, 0.92f, 0.957f, 0.955f, 0.99f},
-                                          {0.93f, 0.90f, 0.905f, 0.925f, 0.90f, 0.95f, 0.965f, 0.93f},
-                                          {1.0f, 0.95f, 0.965f, 0.98f, 0.96f, 0.99f, 0.99f, 0.94f},
+                                         {{1.0f, 1.0f, 0.965f, 1.0f, 0.93f, 1.0f, 1.0f, 1.0f},
+                                          {0.83f, 0.91f, 0.92f, 0.97f, 0.935f, 0.955f, 0.975f, 0.97f},
+                                          {0.885f, 0.855f, 0.865f, 0.905f, 0.87f, 0.92f, 0.90f, 0.965f},
+                                          {0.91f, 0.89f, 0.85f, 0.905f, 0.87f, 0.935f, 0.965f, 0.94f},
+                                          {1.0f, 0.95f, 0.955f, 0.97f, 0.935f, 0.98f, 0.965f, 0.935f},
                                           {1.0f, 1.0f, 1.0f, 1.0f, 0.975f, 0.975f, 0.99f, 1.0f}}};
 constexpr float rounded_work(const WideTasks& w, int tokens) {
   const bool other = w.kind.is_float || w.kind.codebook || w.kind.fine || w.kind.any_zeros;  // fitted as it is
   if (other || !(w.even ? fuses_values : rounds_values)(w.bits, tokens, !w.bf16)) return 1.0f;
-  const int tile = tokens == 48 ? 0 : tokens == 64 ? 1 : tokens == 96 ? 2 : tokens == 128 ? 3 : 4;
+  const int tile = tokens == 32 ? 0 : tokens == 48 ? 1 : tokens == 64 ? 2 : tokens == 96 ? 3 : tokens == 128 ? 4 : 5;
   return kRoundedWork[w.even][tile][w.bits - 1];
 }
 

@@ -76,9 +76,10 @@ struct Bounds {
   static constexpr int kNarrow = kMany || (!Worker::kSums && (Worker::kBits > 1 || Form::kFine)) ? 96 : 88;
 #endif
   // Why fewer: the compiler took 114 of n64 with 4 bits, which was 4% slower (57344 x 8192). Fine groups spill then,
-  // and with zeros with 120 too; without turns ptxas runs products of 1 to 3 bits one after the other.
+  // and with zeros with 120 too; without turns ptxas runs products of 1 to 3 bits one after the other, and gives stages
+  // of 4 bits back late.
   static constexpr bool kFewer = Tile::kTokens == 64 && Worker::kBits <= 4 && !(Form::kFine && Form::kZeros);
-  static constexpr int kWide = !kFewer ? 168 : Form::kFine ? 120 : Flows && Worker::kBits <= 3 ? 128 : 112;
+  static constexpr int kWide = !kFewer ? 168 : Form::kFine ? 120 : Flows ? 128 : 112;
   static constexpr int kHalf = Worker::kSums ? 80 : 96;
   static constexpr int kRegisters = Tile::kHalf ? kHalf : Tile::kWgmma ? kWide : kNarrow;
 };
@@ -127,6 +128,7 @@ __global__ void __maxnreg__((BoundsOf<Weight, Act, Tile, Form>::kRegisters))
         ptx::publish_barriers();
         if (warp == 0) {
           ptx::prefetch_map(p.maps[kMapOfX]);
+          if constexpr (Tile::kWgmma) ptx::arrivals_init(base + Map::kSpare, 1);
           if constexpr (Tile::kParts > 1) ptx::arrivals_init(base + Map::kExchanged, 32 * Tile::kWarps);
           if (p.deal.meet > 1) {
             ptx::barrier_init(base + Map::kMet);

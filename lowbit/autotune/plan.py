@@ -113,8 +113,9 @@ def numbers_of(
     """The arguments of ``lowbit_cuda_plan``."""
     _, act, *sizes, zeros = problem.numbers
     kind = weight_type(problem.weight)
-    if zeros == 0 and kind.kind != "float" and not (codebook or uneven_scales or scale_type == "float32"):
+    held = WIDER_SCALES.get(scale_type, scale_type)
+    if zeros == 0 and kind.kind == "int" and held == "float16" and not (codebook or uneven_scales):
         zeros = EVEN_SCALES
     weight = weight_id(kernel_type(kind, codebook))
-    scales = SCALE_TYPES.index(WIDER_SCALES.get(scale_type, scale_type))
+    scales = SCALE_TYPES.index(held)
     return (weight, act, int(m), *map(int, sizes), zeros, scales, device.capability, device.blocks, device.pairs)

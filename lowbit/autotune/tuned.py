@@ -96,7 +96,7 @@ def candidates(
         return found
     problem = Problem.of(scheme, act, n, k, whole_zeros)
     us = times(problem, device, m)
-    numbers = numbers_of(problem, m, device, uneven_scales=uneven_scales)
+    numbers = numbers_of(problem, m, device, scheme.scale_type, uneven_scales=uneven_scales)
     first = extension.cuda_library().lowbit_cuda_choice(*numbers, ctypes.c_int()).decode()
     found = [dataclasses.replace(c, measured=us.get(c.name)) for c in found]
     return sorted(found, key=lambda c: c.name != first)

@@ -56,10 +56,10 @@ def _even_unit(scheme: Scheme, scales: torch.Tensor | None) -> int | None:
     """The exponent of the unit in which fp16 holds all values of a weight of integers without zeros, and none with so
     few digits that it counts; None where there is none. scales: ``[N/16, G, 16]``.
     """
-    # Why not all: kernels for short groups, floats, codebooks and scales of float32 do not ask.
+    # Why not all: kernels for short groups, floats and codebooks do not ask, others read scales as pairs of fp16.
     if scheme.zero_kind != "none" or scheme.weight.kind != "int" or 0 < scheme.group_size < 128:
         return None
-    if scheme.held_scales("nvidia") == "float32" or not _has_values(scales) or scales.numel() == 0:
+    if scheme.held_scales("nvidia") != "float16" or not _has_values(scales) or scales.numel() == 0:
         return None
     values = scheme.weight.values
     step = values[1] - values[0]

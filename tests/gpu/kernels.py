@@ -50,14 +50,14 @@ def is_wide(name: str) -> bool:
 
 def scales_integers(name: str, bits: int, group_size: int, even: bool = False) -> bool:
     """Whether a kernel applies scales to values of integers, whatever their zeros: wide ones do, but those of gemm_sm90
-    with groups of at least 128; of these from 64 tokens on some do, for fp16, and more, also with 48, where scales are
-    even and there are no zeros.
+    with groups of at least 128; of these from 64 tokens on some do, for fp16, and more, also with fewer, where scales
+    are even and there are no zeros.
     """
     if not is_wide(name) or family(name) == "gemm_sm80" or 0 < group_size < 128:
         return is_wide(name)
     of_tile = {32: (), 48: (), 64: (3, 4, 5, 6, 7), 96: (3, 6, 7), 128: range(2, 9)}
     if even:
-        of_tile |= {48: (1, 2, 4, 5), 64: range(1, 9), 96: range(1, 9)}
+        of_tile |= dict.fromkeys((48, 64, 96), range(1, 9)) | {32: (3, 5)}
     return "a16_" in name and bits in of_tile.get(tokens(name), (5, 6, 7))
 
 

@@ -19,7 +19,7 @@ void run(const Case& c, int meet = 1, int warps = 16, int parts = 1) {
   const bool fine = c.group > 0 && c.group < 128, fuses = gemm_sm90::kEven<Weight, Act, gemm_sm90::Tile<Tokens>>;
   for (const bool late : {false, true})
     for (const bool even : {false, true}) {
-      if (even && (!fuses || fine || c.kind != ZeroKind::kNone || c.scales == kFp32)) continue;
+      if (even && (!fuses || fine || c.kind != ZeroKind::kNone || c.scales != kFp16)) continue;
       emulated::late = late;
       const MatmulArgs args = product.pose(late, even);
       tell_kernels<Weight>(c.kind, fuses && !fine && !even);
@@ -40,6 +40,7 @@ int main() {
   run<Int<7>, __half, 48>({270, 700, 90, -1, kNone, kFp16, 5, 90});
   run<Int<1>, __half, 48>({270, 700, 90, -1, kNone, kFp16, 5, 90});
   run<Int<4>, __half, 48>({392, 900, 130, 256, kNone, kFp16, 2, 90});
+  run<Int<5>, __half, 32>({300, 1500, 33, 128, kNone, kFp16, 4, 90});
   // Sums in units of a scale, warpgroups in turns.
   run<Int<3>, __half, 64>({200, 1300, 60, 256, kNone, kFp16, 3, 90});
   run<Float<2, 1>, __nv_bfloat16, 64>({140, 1000, 64, 128, kNone, kBf16, 1, 90});
@@ -82,6 +83,7 @@ int main() {
   run<Int<4>, __half, 32>({300, 1500, 40, 128, kNone, kFp16, 8, 90}, 1, 8);
   run<Int<1>, __nv_bfloat16, 32>({520, 1100, 17, 256, kZero, kBf16, 14, 90}, 2, 8);
   run<Int<6>, __half, 32>({200, 2100, 30, 128, kNone, kFp16, 12, 90}, 4, 8);
+  run<Int<3>, __half, 32>({200, 2100, 30, -1, kNone, kFp16, 12, 90}, 4, 8);
   run<Int<2>, __half, 32>({130, 900, 20, 32, kMin, kFp16, 6, 90}, 2, 8);
   run<Float<2, 1>, __nv_bfloat16, 64>({140, 1000, 64, 128, kNone, kBf16, 8, 90}, 4, 8);
   run<Int<3>, __half, 64>({130, 1300, 100, -1, kNone, kFp16, 4, 90}, 1, 8);
@@ -89,6 +91,7 @@ int main() {
   // Warpgroups that share K of 64 rows: stages that are odd and even in number, as many as warpgroups, sums that meet
   // between two blocks once more.
   run<Int<4>, __half, 32>({300, 1500, 40, 128, kNone, kFp16, 10, 90}, 1, 16, 2);
+  run<Int<5>, __half, 32>({130, 1100, 20, 128, kNone, kFp16, 14, 90}, 2, 16, 2);
   run<Int<1>, __nv_bfloat16, 48>({130, 1100, 41, 256, kNone, kBf16, 14, 90}, 2, 16, 2);
   run<Int<5>, __half, 48>({130, 1100, 41, 256, kNone, kBf16, 14, 90}, 2, 16, 2);
   run<Int<3>, __half, 64>({130, 1300, 100, -1, kNone, kFp16, 6, 90}, 1, 16, 2);

@@ -15,7 +15,7 @@ __device__ __forceinline__ void load_words(uint32_t stage, int step, int lane, p
   const auto load = [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
     if constexpr ((Bits & kWidth) != 0) {
-      load_plane<kWidth>(stage + step * 256 * kWidth, lane, to);
+      load_plane<kWidth>(stage + step * 256 * kWidth + lane_place(kWidth, lane), to);
       stage += Steps * 256 * kWidth, to += 2 * kWidth;
     }
   };

@@ -19,26 +19,41 @@ struct FusedDecoder {
   using Codes = planes::Codes<Weight::kBits>;
   using Words = typename Codes::Source;
 
+  static constexpr bool kTakesPairs = true;  // scales as they are stored, of fp16
+  // Fragments whose codes lie at places of their own, and have a factor for each.
+  static constexpr int kPlaces = Weight::kBits == 1 ? 4 : Weight::kBits == 2 || Weight::kBits == 3 ? 2 : 1;
+
   struct Group {
-    uint32_t scale, addend;  // each a pair, of rows g and g + 8
+    uint32_t scale[kPlaces], addend;  // each a pair, of rows g and g + 8
   };
 
-  const float step, base;
+  // What brings scales to a middling size, 2^9 of a unit, and what makes addends of those. Why the size: 2^24 is no
+  // number of fp16.
+  const uint32_t middling, offset;
 
   // step_of_units: the step of struct Affine / unit; zero_base = offset / step of it.
   __device__ FusedDecoder(float step_of_units, float zero_base, float /*zero_on_code*/)
-      : step(step_of_units), base(-zero_base) {}
+      : middling(both_halves<__half>(step_of_units * 0x1p9f)), offset(both_halves<__half>(zero_base * -0x1p-9f)) {}
 
-  // scales: of rows g and g + 8.
-  __device__ __forceinline__ Group group(float2 scales, float2 /*zeros*/, bool /*is_min*/) const {
-    constexpr float kFirst = 0x1p24f / (1 << Codes::code_bit(0)), kSecond = 0x1p24f / (1 << Codes::code_bit(1));
-    const float first = scales.x * step, second = scales.y * step;
-    return {pack_pair<__half>(first * kFirst, second * kSecond), pack_pair<__half>(first * base, second * base)};
+  // scales: of rows g and g + 8, in fp16. All are multiplied by powers of two, which is exact but for subnormal
+  // numbers.
+  __device__ __forceinline__ Group group(uint32_t scales) const {
+    Group made;
+    const uint32_t found = ptx::multiply<__half>(scales, middling);
+#pragma unroll
+    for (int f = 0; f < kPlaces; ++f) {
+      const uint32_t factors = (30u - Codes::place(f, 0)) << 10 | (30u - Codes::place(f, 1)) << 26;  // 2^(15 - q)
+      made.scale[f] = ptx::multiply<__half>(found, factors);
+    }
+    made.addend = ptx::multiply<__half>(found, offset);
+    return made;
   }
 
   __device__ __forceinline__ void fragment(const Words& from, int f, const Group& group, uint32_t (&a)[4]) const {
-    Codes::fragment(from, f, a);
-    const uint32_t scale[2] = {ptx::twice<0>(group.scale), ptx::twice<1>(group.scale)};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) Codes::alone(Codes::placed(from, f, h), Codes::place(f, h), h, a);
+    const uint32_t own = group.scale[f % kPlaces];
+    const uint32_t scale[2] = {ptx::twice<0>(own), ptx::twice<1>(own)};
     const uint32_t addend[2] = {ptx::twice<0>(group.addend), ptx::twice<1>(group.addend)};
 #pragma unroll
     for (int r = 0; r < 4; ++r) a[r] = ptx::multiply_add<__half>(a[r], scale[r % 2], addend[r % 2]);

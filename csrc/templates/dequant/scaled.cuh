@@ -125,6 +125,7 @@ struct ScaledDecoder {
   using Numbers = ExactDecoder<Weight, Act, Exact>;
   using Words = typename Numbers::Words;
   static constexpr bool kBare = Exact && kBareBits<Weight, Act>;
+  static constexpr bool kTakesPairs = false;  // but scales as floats
 
   // What one group of rows g and g + 8 needs. Exact values: their last step. Others: their last step's addend where
   // there are zeros, then number * scale + after, each as a pair of rows. Of bare bits the factor is which are kept.
@@ -238,6 +239,7 @@ struct ScaledDecoder {
 template <class Weight, class Act, ZeroForm Zeros>
 struct PlacedDecoder {
   static constexpr int kBits = Weight::kBits;
+  static constexpr bool kTakesPairs = false;
   using Numbers = ValuesOf<kBits, Act>;
   using Words = typename Numbers::Words;
 

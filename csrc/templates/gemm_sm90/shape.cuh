@@ -159,7 +159,8 @@ struct Map {
   static constexpr int kMetEnd = kMeetDepth * Stage::kBytes + kSums;
   static constexpr int kStages = kDepth * Stage::kBytes > kMetEnd ? kDepth * Stage::kBytes : kMetEnd;
   static constexpr int kFull = Stage::kNarrow ? kRoom : kStages;  // barriers: a stage has come
-  static constexpr int kSummed = kFull + 8 * kDepth;              // its sums of x are there
+  static constexpr int kSummed = kFull + 8 * kDepth;              // its sums of x are there, up to 16 tokens
+  static constexpr int kSpare = kSummed;                          // of wider tiles: nobody waits for it
   static constexpr int kEmpty = kSummed + 8 * kDepth;             // all warps have read it
   static constexpr int kMet = kEmpty + 8 * kDepth;                // all sums of parts of K are there
   static constexpr int kExchanged = kMet + 8;  // where warpgroups share K: each has what the other gave

@@ -43,6 +43,7 @@ struct Wide {
   const uint32_t base;
   const int warp, part_of_k, lane;  // warp: its row tile
   const Decoder decoder;
+  const LanePlaces<Stage> places;
 
   __device__ Wide(const Problem& problem, uint32_t shared, int own_warp, int own_lane)
       : p(problem),
@@ -51,7 +52,8 @@ struct Wide {
         part_of_k(Tile::kParts == 1 ? 0 : own_warp / Tile::kRowTiles),
         lane(kOpen ? own_lane : __shfl_sync(~0u, own_lane, own_lane)),  // Why: else it is read anew in every step
         decoder(make_decoder<Weight, Decoder>(shared + Map::kTable, own_lane, problem.step, problem.zero_base,
-                                              problem.zero_on_code)) {}
+                                              problem.zero_on_code)),
+        places(problem, warp, own_lane) {}
 
   static constexpr float unit(int /*h*/) { return 1.0f; }
   static __device__ __forceinline__ int meeting_bytes(const Problem& p) {
@@ -67,8 +69,17 @@ struct Wide {
   };
   using State = std::conditional_t<kOpen, Open, Units>;
 
-  __device__ __forceinline__ Group load_group(uint32_t codes, int group) const {
-    return lowbit::load_group<Stage>(p, decoder, codes, warp, group, lane);
+  __device__ __forceinline__ Words load_words(uint32_t codes, int step) const {
+    Words words;
+    lowbit::load_words<Stage, Tile>(codes, step, [&](int log) { return places.words[log]; }, words);
+    return words;
+  }
+
+  // Of a step.
+  __device__ __forceinline__ Group load_group(uint32_t codes, int step) const {
+    const int group = step >> p.group_steps;
+    const int bytes = kFused ? 32 : group_bytes<Stage>(p);  // fused ones have scales of 16 bits
+    return lowbit::load_group<Stage>(p, decoder, codes + places.scales + group * bytes);
   }
 
   // Groups of a step: lane 8 i + g finds those of fragments 2 i and 2 i + 1.
@@ -98,11 +109,10 @@ struct Wide {
     const uint64_t tokens = ptx::describe_tokens(stage);
 #pragma unroll
     for (int step = 0; step < Stage::kSteps; ++step) {
-      Words words;
-      load_words<Stage, Tile>(codes, warp, step, lane, words);
+      Words words = load_words(codes, step);
       Group group;
       float ratio[2];
-      if constexpr (!Form::kFine) group = load_group(codes, step >> p.group_steps);
+      if constexpr (!Form::kFine) group = load_group(codes, step);
       if constexpr (kExact) {
         units.move_on(group, ratio);
         if constexpr (kPlaced) Decoder::leave_out(group, words);
@@ -138,9 +148,8 @@ struct Wide {
     const uint64_t tokens = ptx::describe_tokens(stage);
 #pragma unroll
     for (int step = 0; step < Stage::kSteps; ++step) {
-      Words words;
-      load_words<Stage, Tile>(codes, warp, step, lane, words);
-      const Group group = load_group(codes, step >> p.group_steps);
+      const Words words = load_words(codes, step);
+      const Group group = load_group(codes, step);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         ptx::wait_products<1>();
@@ -160,9 +169,8 @@ struct Wide {
     const uint64_t tokens = ptx::describe_tokens(stage);
 #pragma unroll
     for (int step = 0; step < Stage::kSteps; ++step) {
-      Words words;
-      load_words<Stage, Tile>(codes, warp, step, lane, words);
-      const Group group = load_group(codes, step >> p.group_steps);
+      const Words words = load_words(codes, step);
+      const Group group = load_group(codes, step);
       ptx::wait_products<1>();
 #pragma unroll
       for (int f = 0; f < 4; ++f) decoder.fragment(words, f, group, a[0][f]);
@@ -189,10 +197,10 @@ struct Wide {
     if (kTurns) turns.begin();
     auto place = Ring<Stage>{base, p.ring}.first();
     if (part_of_k) place.next();
-    uint32_t before = 0;  // the place whose products may still run
+    uint32_t before = 0, used;  // the place whose products may still run; where its barriers begin
     const int count = Tile::kOneTask ? 1 : parts.count;
-    const auto release = [&](bool used) {
-      if (used && lane == 0) ptx::arrive(base + Map::kEmpty + 8 * before);
+    const auto release = [&] {
+      if (lane == 0) ptx::arrive(used + Map::kEmpty);
     };
 #pragma unroll 1
     for (int turn = 0; turn < count; ++turn) {
@@ -200,11 +208,13 @@ struct Wide {
       Sums sum = {};
       State state;
       Fragments a;
+      used = base + Map::kSpare - Map::kEmpty;  // Why a spare barrier: so much less is asked in every step
 #pragma unroll 1
       for (int at = part.begin + part_of_k; at < part.end; at += Tile::kParts) {
-        ptx::wait_arrivals(base + Map::kFull + 8 * place.index, place.parity);
+        const uint32_t own = base + 8 * place.index;
+        ptx::wait_arrivals(own + Map::kFull, place.parity);
         const uint32_t stage = base + place.index * Stage::kBytes;
-        const auto finished = [&] { release(at >= part.begin + Tile::kParts); };
+        const auto& finished = release;
         if constexpr (kFlowing) {
           run_stage_flowing(stage, a, sum, finished);
         } else if constexpr (kOpen) {
@@ -212,7 +222,7 @@ struct Wide {
         } else {
           run_stage(stage, turns, a, state, sum, finished);
         }
-        before = place.index;
+        before = place.index, used = own;
 #pragma unroll
         for (int i = 0; i < Tile::kParts; ++i) place.next();
       }
@@ -226,7 +236,7 @@ struct Wide {
                                                          4 * part_of_k + warp, own_lane);
       ptx::wait_products<0>();
       // Why early: without it ptxas runs open products one after the other.
-      if (!kLate) release(true);
+      if (!kLate) release();
       float unit[2] = {1.0f, 1.0f};  // that sums are counted in
       if constexpr (kOpen) {
         add_open(state, sum);
@@ -251,7 +261,7 @@ struct Wide {
       if constexpr (kLate) {
         ptx::end_reads();
         __syncwarp();
-        release(true);
+        release();
       }
     }
     if (kTurns && Tile::kParts == 1) turns.end();

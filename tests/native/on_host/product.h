@@ -179,7 +179,7 @@ struct Product {
     args.w.whole_zeros = c.kind == ZeroKind::kZero && !factored && !fractions;
     args.w.row_scales = factored ? factors.data() : nullptr;
     // Scales are at most 1/2: of those that are even this is a unit, and without word of that they go by zeros.
-    args.w.even_unit = even && c.kind == ZeroKind::kNone && c.scales != kFp32 ? 8 : -1;
+    args.w.even_unit = even && c.kind == ZeroKind::kNone && c.scales == kFp16 ? 8 : -1;
     args.x = {x.data, c.m, stride, FloatType::kFloat16};
     args.y = {y.data(), y_stride, bias.data(), FloatType::kFloat32};
     return args;
