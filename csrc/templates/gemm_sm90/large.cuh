@@ -137,6 +137,7 @@ struct Large {
   __device__ __forceinline__ void run(int warp, int lane) const {
     const Decoder decoder =
         make_decoder<Weight, Decoder>(base + Map::kTable, lane, p.step, p.zero_base, p.zero_on_code);
+    const LanePlaces<Stage> places(p, warp, lane);
     const Turns turns(warp);
     turns.begin();
     narrow::Place w(Map::kWDepth), x(p.ring.depth);
@@ -169,10 +170,10 @@ struct Large {
         }
         const uint32_t codes = base + Map::kW + w.index * Map::kWBytes;
         Words words;
-        load_words<Stage, Tile>(codes, warp, 0, lane, words);
+        load_words<Stage, Tile>(codes, 0, [&](int log) { return places.words[log]; }, words);
         Group group;
         float ratio[2];
-        if constexpr (!Form::kFine) group = load_group<Stage>(p, decoder, codes, warp, 0, lane);
+        if constexpr (!Form::kFine) group = load_group<Stage>(p, decoder, codes + places.scales);
         if constexpr (kExact) units.move_on(group, ratio);
         const auto make_half = [&](int half) {
           Group found;  // of fragment lane / 8 of the half
