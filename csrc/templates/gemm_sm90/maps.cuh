@@ -171,9 +171,6 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   if (p.deal.workers == 0) return false;
   p.late = p.deal.workers >> split.two_each;
   if (!narrow) p.ring.depth = p.deal.meet > 1 || traits.parts_of_k > 1 ? traits.room.meet_depth : traits.room.depth;
-  // Why even: warpgroups that have every second stage then have places of their own. Of one that both use, one would
-  // wait for a phase without having waited for the one before, and take that before it for the one that it waits for.
-  if (traits.parts_of_k > 1) p.ring.depth &= ~1;
   if (halves) p.ring.split.early = std::min(p.ring.split.early, p.ring.depth);
   const int blocks = p.deal.blocks_of(traits.cluster);
   p.patches = {blocks > 1 ? pairs : row_blocks, token_tiles};

@@ -155,7 +155,9 @@ struct Map {
   static constexpr int kFit = kRoom / (Stage::kNarrow ? Stage::kParts.of(1) : Stage::kBytes);
   static constexpr int kDepth = Stage::kNarrow || kFit > kMostStages ? kMostStages : kFit;  // of narrow tiles at most
   static constexpr int kMeetFit = (kRoom - kSums) / Stage::kBytes;  // of wider tiles, where sums meet behind it
-  static constexpr int kMeetDepth = kMeetFit > kMostStages ? kMostStages : kMeetFit;
+  // Why an even number of many, where warpgroups have stages in turns: they wait for all stages else (wide.cuh).
+  static constexpr int kMeetPlaces = Stage::kPartsOfK > 1 && kMeetFit > 8 ? kMeetFit & ~1 : kMeetFit;
+  static constexpr int kMeetDepth = kMeetPlaces > kMostStages ? kMostStages : kMeetPlaces;
   static constexpr int kMetEnd = kMeetDepth * Stage::kBytes + kSums;
   static constexpr int kStages = kDepth * Stage::kBytes > kMetEnd ? kDepth * Stage::kBytes : kMetEnd;
   static constexpr int kFull = Stage::kNarrow ? kRoom : kStages;  // barriers: a stage has come

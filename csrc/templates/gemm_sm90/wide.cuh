@@ -38,6 +38,9 @@ struct Wide {
   // Whether the last stage of a task is given back only when y has gone through it.
   static constexpr bool kLate = Stage::kTogether > 1 && !Tile::kOneTask;
   static constexpr bool kSums = false;
+  // Whether warpgroups that have every second stage use the same places, and wait for each other's stages. Why: who
+  // waits for a phase must have waited for the one before, or that before it is taken for the one that it waits for.
+  static constexpr bool kWaitsForAll = Tile::kParts > 1 && Map::kMeetDepth % 2 == 1;
 
   const Problem& p;
   const uint32_t base;
@@ -195,7 +198,7 @@ struct Wide {
   __device__ __forceinline__ void run(const Parts& parts) const {
     const Turns turns(Tile::kParts == 1 ? warp : 4 * part_of_k);
     if (kTurns) turns.begin();
-    auto place = Ring<Stage>{base, p.ring}.first();
+    auto place = Ring<Stage>{base, p.ring}.first(), between = place;  // between: that of the stage before
     if (part_of_k) place.next();
     uint32_t before = 0, used;  // the place whose products may still run; where its barriers begin
     const int count = Tile::kOneTask ? 1 : parts.count;
@@ -212,6 +215,7 @@ struct Wide {
 #pragma unroll 1
       for (int at = part.begin + part_of_k; at < part.end; at += Tile::kParts) {
         const uint32_t own = base + 8 * place.index;
+        if (kWaitsForAll && at > part.begin) ptx::wait_arrivals(base + Map::kFull + 8 * between.index, between.parity);
         ptx::wait_arrivals(own + Map::kFull, place.parity);
         const uint32_t stage = base + place.index * Stage::kBytes;
         const auto& finished = release;
@@ -223,8 +227,9 @@ struct Wide {
           run_stage(stage, turns, a, state, sum, finished);
         }
         before = place.index, used = own;
-#pragma unroll
-        for (int i = 0; i < Tile::kParts; ++i) place.next();
+        place.next();
+        between = place;
+        if (Tile::kParts > 1) place.next();
       }
       // What of the end does not depend on products: they still run. Why the ring: all that came to it is used by then.
       int own_lane = lane;
