@@ -14,6 +14,12 @@ namespace lowbit {
 // Where words of a lane lie in a plane of a width.
 __host__ __device__ constexpr uint32_t lane_place(int width, int lane) { return lane * (width == 1 ? 8 : 16); }
 
+// The same of the first step of a row tile, in a stage's plane of width 2^log.
+template <class Stage>
+__device__ __forceinline__ uint32_t words_place(int tile, int log, int lane) {
+  return tile * Stage::kSteps * (256 << log) + lane_place(1 << log, lane);
+}
+
 // Of one plane at 128 k of a row tile; `from`: where the first of them lie.
 template <int Width>
 __device__ __forceinline__ void load_plane(uint32_t from, uint32_t* words) {
@@ -47,7 +53,7 @@ __device__ __forceinline__ void load_words(uint32_t codes, int step, const Place
 template <class Stage, class Tile>
 __device__ __forceinline__ void load_words(uint32_t codes, int tile, int step, int lane,
                                            planes::Words<Stage::kBits>& words) {
-  const auto place = [&](int i) { return tile * Stage::kSteps * (256 << i) + lane_place(1 << i, lane); };
+  const auto place = [&](int log) { return words_place<Stage>(tile, log, lane); };
   load_words<Stage, Tile>(codes, step, place, words);
 }
 
@@ -134,8 +140,7 @@ struct LanePlaces {
       : scales(__shfl_sync(~0u, scales_place<Stage>(p, tile, 0, lane), lane)) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (Stage::kBits >> i & 1)
-        words[i] = __shfl_sync(~0u, tile * Stage::kSteps * (256 << i) + lane_place(1 << i, lane), lane);
+      if (Stage::kBits >> i & 1) words[i] = __shfl_sync(~0u, words_place<Stage>(tile, i, lane), lane);
     }
   }
 };
