@@ -179,10 +179,9 @@ def table(rows: list[dict], tuning: list[dict]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *body])
 
 
-def add_to_table(path: Path, ship: dict, versions: dict, date: str) -> str:
-    """Write the table that ships: what it held, but for the same ranges, and what is new."""
+def write_table(path: Path, merged: dict, versions: dict, date: str) -> str:
+    """Write the table that ships for this GPU."""
     name, device = torch.cuda.get_device_name(0), plan.device_of(0)
-    merged = cache.merge(cache.read(path, device=name), ship)
     about = {"device": name, "capability": device.capability, "blocks": device.blocks, "date": date, **versions}
     unfinished = path.with_name(path.name + ".tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -191,6 +190,12 @@ def add_to_table(path: Path, ship: dict, versions: dict, date: str) -> str:
     return (
         f"{len(merged)} problems, {sum(map(len, merged.values()))} ranges in {path.name}, {path.stat().st_size} bytes"
     )
+
+
+def add_to_table(path: Path, ship: dict, versions: dict, date: str) -> str:
+    """The same of what the table held, but for the same ranges, and what is new."""
+    held = cache.read(path, device=torch.cuda.get_device_name(0))
+    return write_table(path, cache.merge(held, ship), versions, date)
 
 
 def main(argv: list[str]) -> int:

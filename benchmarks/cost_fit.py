@@ -64,14 +64,17 @@ class Measured:
 
     def fit(
         self, model: Model, start: dict[str, object], steps: int = 800, sharp: float = SHARP,
-        axes: dict[str, int] | None = None,
+        axes: dict[str, int] | None = None, only: set[str] | None = None,
     ) -> dict[str, torch.Tensor]:  # fmt: skip
         """The constants, found by Adam from those of ``start`` (numbers, or nested lists of them). axes: which one of
-        some constants counts kinds of blocks; those of the last kind are found then, and all others stay."""
+        some constants counts kinds of blocks; those of the last kind are found then, and all others stay. only: names
+        of constants that are found; all others stay."""
         begin = {name: torch.as_tensor(value, dtype=torch.float64).log() for name, value in start.items()}
         logs = {name: value.clone().requires_grad_() for name, value in begin.items()}
 
         def own(name: str) -> torch.Tensor:
+            if only is not None and name not in only:
+                return begin[name]
             if axes is None:
                 return logs[name]
             moves = torch.zeros_like(begin[name], dtype=torch.bool)

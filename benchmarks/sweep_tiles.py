@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import math
 import os
 import sys
 from collections import defaultdict
@@ -97,8 +98,13 @@ class Product:
             if "can't hold" not in str(why):
                 raise
 
-    def times(self, least_ms: float, heat_ms: float) -> dict[Way, float]:
+    def times(self, least_ms: float, heat_ms: float, far: float) -> dict[Way, float]:
+        """Microseconds of each way, but of those that take ``far`` times as long as the fastest one in a first turn."""
         with torch.cuda.stream(self.stream):
+            if far < math.inf:
+                cold = {way: ms[0] for way, ms in gpu_timing.in_turns(self.ways, least_ms, 1).items()}
+                limit = far * min(cold.values())
+                self.ways = {way: run for way, run in self.ways.items() if not way[0] or cold[way] < limit}
             found = gpu_timing.in_turns(self.ways, least_ms, 4, heat_ms)
         return {way: gpu_timing.summary(ms, self.copies, "graph").us for way, ms in found.items()}
 
@@ -113,6 +119,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--blocks", default=",".join(BLOCKS), help="kinds of blocks (%(default)s)")
     parser.add_argument("--least-ms", type=float, default=2, help="ms of replays in each of 4 turns (2)")
     parser.add_argument("--heat-ms", type=float, default=20, help="ms before each turn from 96 rows on (20)")
+    parser.add_argument("--far", type=float, default=math.inf, help="times as long as the fastest: not timed (inf)")
     parser.add_argument("--deadline", type=float, default=600, help="seconds after which nothing new is begun")
     parser.add_argument("--device", help="folder under benchmarks/results (from the device's name)")
     parser.add_argument("--out", help="result file (benchmarks/results/<device>/sweep_tiles_<date>.json)")
@@ -133,7 +140,7 @@ def main(argv: list[str]) -> int:
                 for tile in (tile for tile in tiles if worth_timing(tile, m, n)):
                     for split in splits_of(tile, kinds) if m > FEW and tile else [None]:
                         product.add((tile, split))
-                found = product.times(args.least_ms, args.heat_ms if m >= 96 else 0)
+                found = product.times(args.least_ms, args.heat_ms if m >= 96 else 0, args.far)
                 rows += [[spec, n, k, m, tile, split, round(us, 3)] for (tile, split), us in found.items()]
                 behind[spec].append(found[0, None] / min(found.values()) - 1)
             torch.cuda.empty_cache()

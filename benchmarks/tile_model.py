@@ -18,8 +18,10 @@ native = load("deal_math")
 PLAN = ROOT / "csrc/cuda/tile_costs.h"
 BYTES_PER_US = 4.3e6
 BLOCKS, PAIRS, CLUSTERS = 132, 66, [0, 132, 66, 39, 30]  # as tile_costs.h has it of an H200
-NAMES = ("start", "meet", "more", "parts", "turn", "hot")  # of a line's constants, before the steps
+NAMES = ("start", "meet", "more", "parts", "turn")  # of a line's constants, before those by bits
+BY_BITS = ("step", "hot")
 _LINE = re.compile(r"\{(\d+), (?:128|256), [01], " + r"([\d.]+)f, " * len(NAMES) + r"\{([\d., f]*)\}\}")
+_HOT = re.compile(r"\{([\d., f]*)\}, +// (\d+)$", re.MULTILINE)
 
 
 _BLOCKS = re.compile(r"\{(\d+), (\d+), \d+, (\d+), \{([\d., f]*)\}, ([\d.]+f), \{([\d., f]*)\}\}")
@@ -38,6 +40,7 @@ class Product(NamedTuple):
     m: int
     bits: int
     kind: str = "int"
+    even: bool = False  # whether there are no zeros, and scales are even, by kernels for such
 
 
 Way = tuple[int, int, int]  # tile; row tiles of a block that has one task, or 0; blocks of those whose sums meet
@@ -69,10 +72,12 @@ class Work(NamedTuple):
 
 
 def costs() -> dict[int, dict]:
-    """Tokens of a tile -> its constants, as they stand in tile_costs.h: NAMES, and ``step`` by bits."""
-    found = {}
-    for tokens, *own, steps in _LINE.findall(PLAN.read_text()):
-        found[int(tokens)] = dict(zip(NAMES, map(float, own), strict=True)) | {"step": numbers(steps)}
+    """Tokens of a tile -> its constants, as they stand in tile_costs.h: NAMES, and lists of BY_BITS."""
+    text = PLAN.read_text()
+    found, hot = {}, {tokens: numbers(values) for values, tokens in _HOT.findall(text)}
+    for tokens, *own, steps in _LINE.findall(text):
+        values = [*map(float, own), numbers(steps), hot[tokens]]
+        found[int(tokens)] = dict(zip((*NAMES, *BY_BITS), values, strict=True))
     return found
 
 
@@ -92,9 +97,8 @@ def kind_costs() -> list[list[float]]:
 
 
 def rounded_work(tile: int, product: Product) -> float:
-    """What a step takes of that of exact values where the tile rounds them, beside fp16, as if scales were uneven: the
-    sweeps are older than kernels for even ones."""
-    return native.rounded_work(product.bits, tile, False) if product.kind == "int" else 1.0
+    """What a step takes of that of exact values where the tile rounds them, beside fp16."""
+    return native.rounded_work(product.bits, tile, product.even) if product.kind == "int" else 1.0
 
 
 def idle_of(product: Product, way: Way) -> float:
@@ -129,7 +133,7 @@ def met_by(tile: int, product: Product) -> int:
 
 @cache
 def work_of(tile: int, product: Product) -> Work:
-    n, k, m, bits, _ = product
+    n, k, m, bits, *_ = product
     steps, blocks, tiles, paired = -(-k // 128), -(-n // 128), -(-m // tile), tile == 256
     tasks, pairs, dealt = blocks * tiles, (blocks + 1) // 2 * tiles, dealt_to(tile, n, k, m)
     in_parts, longest, meet = dealt[4], dealt[5], dealt[8]
@@ -141,8 +145,9 @@ def work_of(tile: int, product: Product) -> Work:
     )  # fmt: skip
 
 
-def predict(cost, step, work: Work, larger=max):
-    """Microseconds; of many products at once by tensors, and torch's ``maximum`` for ``larger``. cost: NAMES."""
-    steps = larger(work.longest, work.average * (1 + cost["hot"])) * step
+def predict(cost, step, hot, work: Work, larger=max):
+    """Microseconds; of many products at once by tensors, and torch's ``maximum`` for ``larger``. cost: NAMES; step,
+    hot: what the work of one step takes where some multiprocessors idle, and where all of them work."""
+    steps = larger(work.longest * step, work.average * hot)
     ends = work.met * cost["meet"] + work.more * cost["more"] + work.parts * cost["parts"] + work.turns * cost["turn"]
     return cost["start"] + larger(steps, work.memory) + ends

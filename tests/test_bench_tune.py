@@ -11,10 +11,12 @@ from test_tuned_cache import H
 
 from lowbit import graph_timer
 from lowbit.autotune import cache, plan
+from lowbit.autotune.problem import Problem
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import bench_tune
+import recheck_table
 
 ROW = {"weight": "int4", "act": "float16", "shape": [64, 64], "m": 1, "us": {"a": 10.0, "b": 11.0, "c": 12.5}}
 
@@ -69,6 +71,25 @@ def test_a_run_records_times_and_ships_what_gains(monkeypatch, tmp_path):
     bench_tune.add_to_table(path, {problem: {(49, 64): spans[49, 64]}}, {"torch": "2"}, "today")
     assert cache.read(path, device=H.device) == {problem: {span: spans[span] for span in ((33, 48), (49, 64))}}
     assert json.loads(path.read_text())["blocks"] == 132
+
+
+def test_ranges_that_gain_nothing_any_more_leave_a_table():
+    """By the plan of now: 3% are enough with few rows, not at the limit of power, and the same kernel gains nothing."""
+    problem = Problem("int4", "float16", 64, 64, 128, "none")
+    was = {(1, 8): {"a": 1.0, "b": 2.0}, (97, 128): {"a": 1.0, "b": 2.0}, (129, 144): {"a": 1.0, "b": 9.0}}
+    was[145, 160] = {"b": 1.0, "c": 2.0}  # which the build of now has not, or which refuses
+    us = {8: {"a": 1.0, "c": 1.03}, 128: {"a": 1.0, "c": 1.03}, 144: {"a": 5.0}, 160: {"c": 1.0}}
+    asked = []
+
+    def times(names, m):
+        asked.append((names, m))
+        return us[m]
+
+    kept, rows = recheck_table.judge(problem, was, lambda m: "a" if m == 144 else "c", times)
+    assert kept == {(1, 8): us[8]}
+    assert asked == [(["a", "c"], 8), (["a", "c"], 128), (["a"], 144), (["b", "c"], 160)]
+    assert rows[1] == ["int4", "float16", 64, 64, 128, "none", 97, 128, "a", 1.0, "c", 1.03, False]
+    assert [row[-1] for row in rows] == [True, False, False, False]
 
 
 @needs_library

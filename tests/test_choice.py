@@ -75,11 +75,11 @@ def test_what_a_thread_remembers_is_the_plan():
 
 def test_weights_of_one_shape_with_even_scales_and_without_have_plans_of_their_own():
     """A thread remembers plans by shape: that of one must not answer for the other."""
-    plans = []
+    problem, plans = Problem("int4", "float16", 4096, 4096, 128, "none"), []
     for uneven in (False, True) * 2:
-        numbers = numbers_of(INT4, 176, H200, uneven_scales=uneven)
+        numbers = numbers_of(problem, 56, H200, uneven_scales=uneven)
         plans.append(extension.cuda_library().lowbit_cuda_choice(*numbers, ctypes.c_int()).decode())
-        first = candidates(INT4.scheme, "float16", 176, 8192, 8192, H200, uneven_scales=uneven)[0]
+        first = candidates(problem.scheme, "float16", 56, 4096, 4096, H200, uneven_scales=uneven)[0]
         assert plans[-1] == first.name
     assert plans[0] != plans[1] and plans[:2] == plans[2:]
 

@@ -34,7 +34,7 @@ def has_blocks(tile: int, row_tiles: int, product: tile_model.Product) -> bool:
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_predictions_of_tiles_are_those_of_the_header(product, kind):
     product = tile_model.Product(*product, kind)
-    n, k, m, bits, _ = product
+    n, k, m, bits, *_ = product
     is_float, group, zeros = QUESTIONS[kind]
     tiles, blocks = list(tile_model.costs()), list(tile_model.block_costs().items())
     assert len(tiles) == 10 and len(blocks) == 6
@@ -91,10 +91,23 @@ def test_files_become_products_with_the_least_of_their_times(tmp_path):
             ["uint8/32", 64, 128, 32, 64, [8, 1, 1, 2, 8, 4], 8.0],
             ["uint8/32", 64, 128, 32, 256, None, 9.0]]  # fmt: skip
     (tmp_path / "tiles").write_text(json.dumps({"rows": rows}))
+    of_n64 = {(64, 0, 0): 4.5, (64, 8, 2): 4.0, (64, 4, 2): 2.0}
     assert fit_tile_costs.products_of([str(tmp_path / "tiles")]) == {
-        (64, 128, 32, 4, "int"): {(48, 0, 0): 7.0, (64, 0, 0): 4.5, (64, 8, 2): 4.0, (64, 4, 2): 2.0, (256, 0, 0): 9.0},
-        (64, 128, 32, 8, "zeros"): {(64, 8, 1): 8.0, (256, 0, 0): 9.0},
+        (64, 128, 32, 4, "int", False): {(48, 0, 0): 7.0, (256, 0, 0): 9.0} | of_n64,
+        (64, 128, 32, 8, "zeros", False): {(64, 8, 1): 8.0, (256, 0, 0): 9.0},
     }
+    # Of kernels for even scales; and what a table's ranges were judged by, where no sweep has the product.
+    found = {(64, 128, 300, 4, "int", True): {(256, 0, 0): 9.0, (208, 0, 0): 8.0}}
+    rows = [["int4", 64, 128, 300, 256, None, 9.0], ["int4", 64, 128, 300, 208, None, 8.0]]
+    (tmp_path / "even").write_text(json.dumps({"date": fit_tile_costs.EVEN_SINCE, "rows": rows}))
+    judged = [("float16", 300, 160), ("float16", 416, 208), ("float16", 96, 96), ("bfloat16", 512, 208)]
+    rows = [
+        ["int4", act, 64, 128, 128, "none", m - 9, m, f"w4a16_gemm_sm90_n{tile}", 1.0, "w4a16_gemm_sm90_n256", 2.0, 1]
+        for act, m, tile in judged
+    ]
+    (tmp_path / "table").write_text(json.dumps({"rows": rows}))
+    found[64, 128, 416, 4, "int", True] = {(208, 0, 0): 1.0, (256, 0, 0): 2.0}
+    assert fit_tile_costs.products_of([str(tmp_path / "even"), str(tmp_path / "table")]) == found
     rows = [["int4", 64, 128, 8, None, 1.0], ["int4", 64, 128, 8, [2, 4, 1, 2, 8, 4], 3.0],
             ["int4", 64, 128, 8, [2, 4, 1, 3, 8, 6], 2.0], ["int4", 64, 128, 8, [16, 1, 1, 2, 16, 0], 4.0]]  # fmt: skip
     (tmp_path / "splits").write_text(json.dumps({"rows": rows}))
