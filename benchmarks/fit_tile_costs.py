@@ -80,7 +80,8 @@ def products_of(files: list[str]) -> dict[Product, dict[Way, float]]:
             if tile <= 16 or m < FEWEST:
                 continue
             kind = kind_of(dtype, int(group or 128))
-            product = Product(n, k, m, int(re.search(r"\d", dtype)[0]), kind, new and kind == "int")
+            even = new and kind == "int" and dtype.startswith("int")  # uint types have zeros
+            product = Product(n, k, m, int(re.search(r"\d", dtype)[0]), kind, even)
             way = way_of(product, tile, how[0]) if how else (tile, 0, 0)
             if way is None or (way[1] and tile_model.steps_of_block(k, way[2]) > tile_model.block_costs()[way[:2]][0]):
                 continue

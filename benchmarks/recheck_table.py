@@ -2,10 +2,11 @@
 
     python benchmarks/recheck_table.py lowbit/autotune/tables/nvidia-h200.json
 
-After kernels, or the plan's costs, have changed. A range is judged at its most rows of x, as bench_tune.py judges what
-it ships: its kernel must be 2% faster than the plan's, 5% from 96 rows on. The table is written anew, with the times of
-now. The result file has ``rows`` [weight, act, N, K, group, zeros, least rows, most rows, kernel, us, the plan's, us,
-kept]; where both are the same kernel there is one time.
+After kernels, or the plan's costs, have changed. A range is judged at its most rows of x: by what bench_tune.py asks
+of what it ships its kernel must be 2% faster than the plan's, 5% from 96 rows on; each of the two is warm by itself,
+as in a sweep of tiles. The table is written anew, with the times of now. The result file has ``rows`` [weight, act, N,
+K, group, zeros, least rows, most rows, kernel, us, the plan's, us, kept]; where both are the same kernel there is one
+time.
 """
 
 from __future__ import annotations

@@ -30,12 +30,13 @@ def has_blocks(tile: int, row_tiles: int, product: tile_model.Product) -> bool:
     return product.bits <= most
 
 
-@pytest.mark.parametrize("kind", tile_model.KINDS)
+@pytest.mark.parametrize(("kind", "even"), [(kind, False) for kind in tile_model.KINDS] + [("int", True)])
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_predictions_of_tiles_are_those_of_the_header(product, kind):
-    product = tile_model.Product(*product, kind)
+def test_predictions_of_tiles_are_those_of_the_header(product, kind, even):
+    product = tile_model.Product(*product, kind, even)
     n, k, m, bits, *_ = product
     is_float, group, zeros = QUESTIONS[kind]
+    zeros = 0 if even else zeros
     tiles, blocks = list(tile_model.costs()), list(tile_model.block_costs().items())
     assert len(tiles) == 10 and len(blocks) == 6
     for tile in tiles:
@@ -98,7 +99,8 @@ def test_files_become_products_with_the_least_of_their_times(tmp_path):
     }
     # Of kernels for even scales; and what a table's ranges were judged by, where no sweep has the product.
     found = {(64, 128, 300, 4, "int", True): {(256, 0, 0): 9.0, (208, 0, 0): 8.0}}
-    rows = [["int4", 64, 128, 300, 256, None, 9.0], ["int4", 64, 128, 300, 208, None, 8.0]]
+    found[64, 128, 300, 5, "int", False] = {(256, 0, 0): 9.0, (208, 0, 0): 8.0}
+    rows = [[spec, 64, 128, 300, *rest] for spec in ("int4", "uint5") for rest in ((256, None, 9.0), (208, None, 8.0))]
     (tmp_path / "even").write_text(json.dumps({"date": fit_tile_costs.EVEN_SINCE, "rows": rows}))
     judged = [("float16", 300, 160), ("float16", 416, 208), ("float16", 96, 96), ("bfloat16", 512, 208)]
     rows = [
@@ -136,3 +138,5 @@ def test_fitted_constants_choose_the_faster_candidate_of_a_device_that_is_not_li
     lost = measured.lost(model(found))
     assert lost.mean() < 0.005 < measured.lost(model({"start": torch.ones(()), "step": torch.ones(2)})).mean()
     assert "16 products" in cost_fit.summary(lost)
+    some = measured.fit(model, {"start": 2.0, "step": [1.0, 1.0]}, only={"step"})
+    assert some["start"].item() == 2.0 and (some["step"] != 1.0).all()
