@@ -199,21 +199,6 @@ def test_tasks_of_pairs_or_of_clusters_are_all_dealt_out(native, rows, stages, b
         assert found["meet"] <= most_meet and found["workers"] <= blocks and found["longest"] < most
 
 
-@given(row_blocks=st.integers(1, 40), token_tiles=st.integers(1, 40))
-def test_every_row_block_and_tile_of_tokens_is_a_task(native, row_blocks, token_tiles):
-    spots = [tuple(native.spot_of(task, row_blocks, token_tiles)) for task in range(row_blocks * token_tiles)]
-    assert sorted(spots) == [(row, tile) for row in range(row_blocks) for tile in range(token_tiles)]
-
-
-@pytest.mark.parametrize(("token_tiles", "patch"), [(15, 8), (64, 16)])
-def test_what_runs_at_the_same_time_reads_little(native, token_tiles, patch):
-    """66 workers, 64 row blocks: those of one patch or of two, and as few tiles of tokens as fill them."""
-    for turn in range(64 * token_tiles // 66):
-        spots = [native.spot_of(turn * 66 + worker, 64, token_tiles) for worker in range(66)]
-        tiles = -(-66 // patch) + 1
-        assert len({row for row, _ in spots}) <= 2 * patch and len({tile for _, tile in spots}) <= tiles
-
-
 @given(each=st.integers(1, 50), more=st.integers(0, 40), at=st.integers(0, 3000))
 def test_part_that_holds_a_place_begins_at_or_before_it(native, each, more, at):
     part = native.part_of(each, more, at)

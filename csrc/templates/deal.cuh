@@ -11,12 +11,13 @@
 //     cluster 0        0 1     4 5     8 8
 //     cluster 1            2 3     6 7     9 9
 //
-// The order is that of patches of row blocks, so that what workers read at the same time fits into the last cache.
+// The order is that of patches (patches.cuh).
 // Plain arithmetic that compiles for the host too, so that the tests can walk all workers without a GPU.
 #pragma once
 #include <cstdint>
 
 #include "cut.cuh"
+#include "patches.cuh"
 
 namespace lowbit {
 
@@ -178,44 +179,6 @@ struct Parts {
             : i == 0 ? end[0]
                      : end[1],
             i > 0};
-  }
-};
-
-// A task: a block of rows of W and a tile of tokens.
-struct Spot {
-  int row_block, token_tile;
-};
-
-// From so many tiles of tokens on x does not stay in the last cache until the next patch: patches are larger, and
-// weights of one are kept in the cache for all tiles (large.cuh). Measured on an H200, 8192 x 8192, int8: 4096 rows 853
-// us and 830, 8192 rows 1685 and 1633; int4 at 8192 1592 and 1564; fewer rows 0 to 3% slower with both.
-constexpr int kManyTiles = 16;
-
-// Row blocks side by side.
-LOWBIT_HOST_DEVICE constexpr int patch_of(int token_tiles) { return token_tiles < kManyTiles ? 8 : 16; }
-
-// The order of tasks. Why no divisions: as in cut.cuh.
-struct Patches {
-  int row_blocks, token_tiles;
-  int most;                                       // row blocks of a patch; the last one may have fewer
-  uint32_t inverse, inverse_most, inverse_fewer;  // of a patch's tasks, of its row blocks, of the last one's
-
-  Patches() = default;
-  LOWBIT_HOST_DEVICE constexpr Patches(int rows, int tiles)
-      : row_blocks(rows),
-        token_tiles(tiles),
-        most(rows < patch_of(tiles) ? rows : patch_of(tiles)),
-        inverse(inverse_of(most * tiles)),
-        inverse_most(inverse_of(most)),
-        inverse_fewer(inverse_of(rows % most)) {}
-
-  LOWBIT_HOST_DEVICE inline Spot operator()(int task) const {
-    if (token_tiles == 1) return {task, 0};
-    const int first = quotient(task, most * token_tiles, inverse) * most, within = task - first * token_tiles;
-    const bool fewer = row_blocks - first < most;
-    const int rows = fewer ? row_blocks - first : most;
-    const int tile = quotient(within, rows, fewer ? inverse_fewer : inverse_most);
-    return {first + within - tile * rows, tile};
   }
 };
 

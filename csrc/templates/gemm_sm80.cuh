@@ -162,7 +162,7 @@ inline bool pose(const Kernels& kernels, const MatmulArgs& args, const Launch& l
   const int64_t tasks = int64_t{row_blocks} * token_tiles, steps = packed.cols / kStepK,
                 stages = (steps + kernels.steps - 1) / kernels.steps;
   if (std::max(tasks, stages * launch.clusters[0]) > INT32_MAX) return false;
-  p.patches = {row_blocks, token_tiles};
+  p.patches = {row_blocks, token_tiles, patch_of(token_tiles)};
   if (!p.large && !kernels.fits_small) return false;
   p.steps = static_cast<int>(steps);
   p.deal = deal(static_cast<int>(tasks), static_cast<int>(stages), launch.clusters[0], !kernels.narrow);

@@ -1,4 +1,5 @@
-// Test module: csrc/templates/deal.cuh and csrc/cuda/plan.h, for tests/test_deal.py and tests/test_cuda_plan.py.
+// Test module: csrc/templates/deal.cuh, patches.cuh, best_patch.cuh and csrc/cuda/plan.h, for tests/test_deal.py,
+// tests/test_patches.py and tests/test_cuda_plan.py.
 #include "templates/deal.cuh"
 
 #include <pybind11/pybind11.h>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "cuda/plan.h"
+#include "templates/best_patch.cuh"
 #include "templates/decode/spread.cuh"
 #include "templates/narrow/split.cuh"
 
@@ -127,9 +129,15 @@ PYBIND11_MODULE(deal_math, m) {
   });
   m.attr("kMostMeet") = lowbit::kMostMeet;
   m.attr("kMeetSaves") = lowbit::kMeetSaves;
-  m.def("spot_of", [](int task, int row_blocks, int token_tiles) {
-    const lowbit::Spot spot = lowbit::Patches(row_blocks, token_tiles)(task);
+  m.def("spot_of", [](int task, int row_blocks, int token_tiles, int patch) {
+    const lowbit::Spot spot = lowbit::Patches(row_blocks, token_tiles, patch)(task);
     return std::array<int, 2>{spot.row_block, spot.token_tile};
+  });
+  m.def("patch_of", lowbit::patch_of);
+  // weights, x: bytes of a stage.
+  m.def("best_patch", [](int row_blocks, int token_tiles, int stages, int most, float weights, float x) {
+    return lowbit::best_patch({lowbit::deal(row_blocks * token_tiles, stages, most, true)}, row_blocks, token_tiles,
+                              {weights, x});
   });
   m.def("columns_of_each", lowbit::columns_of_each);
   m.attr("kByColumns") = lowbit::cuda::kByColumns;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "../../args.h"
+#include "../best_patch.cuh"
 #include "../dequant/planes.cuh"
 #include "../form.cuh"
 #include "../layout.cuh"
@@ -173,7 +174,6 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   if (!narrow) p.ring.depth = p.deal.meet > 1 || traits.parts_of_k > 1 ? traits.room.meet_depth : traits.room.depth;
   if (halves) p.ring.split.early = std::min(p.ring.split.early, p.ring.depth);
   const int blocks = p.deal.blocks_of(traits.cluster);
-  p.patches = {blocks > 1 ? pairs : row_blocks, token_tiles};
 
   constexpr auto kWords = CU_TENSOR_MAP_DATA_TYPE_UINT64;  // of 8 bytes: a box may have 256 of them
   bool good = true;
@@ -210,6 +210,11 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   if (traits.kind.zeros()) good &= describe(launch, p.maps[kMapOfZeros], kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
   // Why: what lies beyond the last token comes slowly, although it is never read (docs/notes/gemm-sm90.md).
   p.tile_tokens = static_cast<int>(layout::round_up((p.m + token_tiles - 1) / token_tiles, 8 * blocks));
+  const int row_tasks = blocks > 1 ? pairs : row_blocks;
+  const auto stage_k = static_cast<float>(own_steps * kStepK);
+  const StageReads reads = {static_cast<float>(rows * blocks * traits.bits) / 8 * stage_k,
+                            static_cast<float>(p.tile_tokens) * 2 * stage_k};
+  p.patches = {row_tasks, token_tiles, best_patch(p.deal, row_tasks, token_tiles, reads)};
   const int64_t row_stride = args.x.m > 1 ? args.x.row_stride : layout::round_up(args.w.k, 8);
   const uint64_t k = args.w.k, m = args.x.m, pitch = row_stride * 2;
   const auto tokens = static_cast<uint32_t>(p.tile_tokens / blocks);
