@@ -21,7 +21,7 @@ BLOCKS, PAIRS, CLUSTERS = 132, 66, [0, 132, 66, 39, 30]  # as tile_costs.h has i
 NAMES = ("start", "meet", "more", "parts", "turn")  # of a line's constants, before those by bits
 BY_BITS = ("step", "hot")
 _LINE = re.compile(r"\{(\d+), (?:128|256), [01], " + r"([\d.]+)f, " * len(NAMES) + r"\{([\d., f]*)\}\}")
-_HOT = re.compile(r"\{([\d., f]*)\}, +// (\d+)$", re.MULTILINE)
+_HOT = re.compile(r"\{(\d+), \{([\d., f]*)\}\}")
 
 
 _BLOCKS = re.compile(r"\{(\d+), (\d+), \d+, (\d+), \{([\d., f]*)\}, ([\d.]+f), \{([\d., f]*)\}\}")
@@ -74,7 +74,7 @@ class Work(NamedTuple):
 def costs() -> dict[int, dict]:
     """Tokens of a tile -> its constants, as they stand in tile_costs.h: NAMES, and lists of BY_BITS."""
     text = PLAN.read_text()
-    found, hot = {}, {tokens: numbers(values) for values, tokens in _HOT.findall(text)}
+    found, hot = {}, {tokens: numbers(values) for tokens, values in _HOT.findall(text)}
     for tokens, *own, steps in _LINE.findall(text):
         values = [*map(float, own), numbers(steps), hot[tokens]]
         found[int(tokens)] = dict(zip((*NAMES, *BY_BITS), values, strict=True))

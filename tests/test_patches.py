@@ -1,4 +1,4 @@
-"""Risk: a task is left out or done twice, or workers read from memory again and again what the last cache could keep."""
+"""Risk: a task is left out or done twice, or workers read from memory again what the last cache could keep."""
 
 from collections import OrderedDict
 

@@ -102,6 +102,18 @@ def test_many_tasks_of_which_few_are_in_parts(most):
     assert oracle.same_bits(product_by(row["name"], x, weight.pw), y), "two runs differ"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "shape", "m", "most"),
+    [("int8", (3584, 14336), 256, 128), ("int4", (3584, 14336), 2048, 256), ("int4", (5120, 27648), 1536, 192)],
+)
+def test_patches_of_three_and_of_all_row_blocks(dtype, shape, m, most):
+    """Where the usual ones would read weights or x from memory again (best_patch.cuh; tests/test_patches.py)."""
+    row = row_of(dtype, torch.float16, "gemm_sm90", most)
+    skip_elsewhere(row)
+    weight, x = plain(dtype, shape, 3), oracle.normal(m, shape[1], dtype=torch.float16)
+    assert_exact(x, weight, y=product_by(row["name"], x, weight.pw))
+
+
 @pytest.mark.parametrize("most", [16, 128, 256])
 def test_sums_of_parts_take_no_more_memory_than_an_expanded_weight_may(most):
     row = row_of("int4", torch.float16, "gemm_sm90", most)
