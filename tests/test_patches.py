@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from native.build import load
 
-#: Bytes of the cache that counts: what an H200 reads is what one of these reads that forgets what was used longest ago.
+#: Bytes of the cache that counts: what an H200 reads is about what one reads that forgets what was used longest ago.
 CACHE = 30e6
 
 
@@ -90,3 +90,15 @@ def test_what_is_read_twice_stays_in_the_cache(native, n, k, m, bits, tokens, mo
 )  # fmt: skip
 def test_a_patch_has_row_blocks_that_there_are(native, row_blocks, token_tiles, stages, most, weights, x):
     assert 1 <= native.best_patch(row_blocks, token_tiles, stages, most, weights, x) <= row_blocks
+
+
+@pytest.mark.parametrize(
+    ("row_blocks", "token_tiles", "stages", "clusters", "meet"),
+    [(10, 3, 113, 66, 2), (14, 2, 223, 39, 3), (14, 2, 87, 30, 4), (36, 1, 28, 39, 3)],
+)
+def test_blocks_of_a_cluster_that_share_a_task_take_the_usual_patch(
+    native, row_blocks, token_tiles, stages, clusters, meet
+):
+    """All tasks are at the same stage; shares that were cut across tasks would have other ones here."""
+    best = native.best_patch_of_clusters(row_blocks, token_tiles, stages, clusters, meet, 32768, 65536)
+    assert best == min(native.patch_of(token_tiles), row_blocks)

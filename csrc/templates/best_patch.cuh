@@ -7,7 +7,8 @@
 //
 // Measured on an H200 (nvidia-h200/patches_20261130.json; docs/notes/gemm-sm90-versions.md, version 130). A model of a
 // cache of 30 MB, which all workers walk through and which forgets what was used longest ago, brings what ncu counts
-// within 5% in 23 of 42 cases and within 15% in 31. By that model, over 656 products (19 shapes, 256 to 4096 rows),
+// within 5% in 23 of 42 cases if weights are kept as long as x, in 5 where they are not, as with few tiles of tokens
+// (kManyTiles); 0.45 to 1.9 times as much in others. By that model, over 656 products (19 shapes, 256 to 4096 rows),
 // what is chosen here is behind the best patch by 0.1% of a product's energy, always 8 or 16 row blocks by 0.8, 12 at
 // worst. Plain arithmetic on sizes, for the host.
 #pragma once
@@ -33,7 +34,7 @@ constexpr float kForgotten = 25e6f;
 // products 20 above it took as long with both, 50 below it 1.2% less, from 6.6% less to 0.8% more.
 constexpr float kWorthwhile = 0.875f;
 
-// What patches of several sizes read.
+// Bytes that all workers read for a stage, by patches of several sizes.
 struct Reads {
   const MeetingDeal& deal;
   const int row_blocks, token_tiles;

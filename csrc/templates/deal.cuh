@@ -11,8 +11,8 @@
 //     cluster 0        0 1     4 5     8 8
 //     cluster 1            2 3     6 7     9 9
 //
-// The order is that of patches (patches.cuh).
-// Plain arithmetic that compiles for the host too, so that the tests can walk all workers without a GPU.
+// The order is that of patches (patches.cuh). Plain arithmetic that compiles for the host too, so that the tests can
+// walk all workers without a GPU.
 #pragma once
 #include <cstdint>
 

@@ -139,6 +139,12 @@ PYBIND11_MODULE(deal_math, m) {
     return lowbit::best_patch({lowbit::deal(row_blocks * token_tiles, stages, most, true)}, row_blocks, token_tiles,
                               {weights, x});
   });
+  // The same of clusters that share tasks left over.
+  m.def("best_patch_of_clusters",
+        [](int row_blocks, int token_tiles, int stages, int clusters, int meet, float weights, float x) {
+          return lowbit::best_patch(lowbit::deal_to_clusters(row_blocks * token_tiles, stages, clusters, meet),
+                                    row_blocks, token_tiles, {weights, x});
+        });
   m.def("columns_of_each", lowbit::columns_of_each);
   m.attr("kByColumns") = lowbit::cuda::kByColumns;
   // family: 0 decode, 1 gemm_sm80, 2 gemm_sm90. kind: as of question_of.
