@@ -80,7 +80,7 @@ def splits_of_decode() -> list[Split]:
         for blocks in (1, 2, 4, 8)
         for early, after in ([(2, 8)] if warps == 8 and blocks > 2 else few[warps])
     ]
-    both = itertools.product((8, 4, 2), (1, 2, 4), (8, 3, 2))
+    both = itertools.product((8, 4, 2), (1, 2, 4), (8, 3, 2, 1))
     return found + [(8 // parts, parts, blocks, early, 8, 0, True) for parts, blocks, early in both]
 
 
@@ -91,7 +91,9 @@ def once(splits: list[Split], tile: int, bits: int, n: int, k: int) -> list[Spli
     nbytes = -(-n // 16) * -(-k // 128) * (256 * bits + 32) / 132  # of a multiprocessor
     found = []
     for row_tiles, parts, blocks, _, warps, _, two_each in splits:
-        if two_each and tile < 4 and bits == 6:
+        if two_each and tile < 4 and bits == 3:
+            early, after = 1, 0
+        elif two_each and tile < 4 and bits == 6:
             early, after = 2 if nbytes <= 120e3 else 3 if nbytes <= 200e3 else 4, 0
         elif two_each and tile < 8:
             few = bits in (3, 5) or nbytes <= (350e3 if tile == 4 else 180e3)
@@ -105,7 +107,7 @@ def once(splits: list[Split], tile: int, bits: int, n: int, k: int) -> list[Spli
             half = (3, 7) if nbytes > 265e3 else half
             early, after = half if warps == 8 else (early, 0)
         elif warps == 16:
-            early, after = 2 if bits in (3, 5, 6) else 1, 0
+            early, after = 2 if bits in (5, 6) or (bits, tile) == (3, 4) else 1, 0
         elif blocks > 2:
             early, after = 2, 8
         elif nbytes <= 61e3:

@@ -9,7 +9,7 @@ from lowbit import extension
 from . import oracle
 from .kernels import forced, kernels_launched, least_group, needs_kernels
 from .plan import WAYS
-from .products import FLOATS, ROWS, assert_exact, bias_for, name, row_of
+from .products import FLOATS, ROWS, assert_exact, bias_for, name, right_by_split, row_of
 
 pytestmark = needs_kernels
 
@@ -103,3 +103,18 @@ def test_sanitizer_small_products_on_whole_multiprocessors(dtype, group):
         weight = oracle.make(dtype, (40, k), group, "zero" if dtype.startswith("u") else "none")
         with forced(row_of(dtype, torch.float16, "decode", tokens)["name"]):
             assert_exact(oracle.normal(tokens, k, dtype=torch.float16), weight, bias_for(40, tokens))
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize("dtype", ["int3", "uint3", "int5", "uint5"])
+def test_sanitizer_slices_as_long_as_a_ring_and_not(dtype, tokens):
+    """Rings of 5 bits have four stages, of a step each, and are filled at once by slices of four steps; stages of 3
+    bits have two steps, the last one of a slice has one at times. For compute-sanitizer too."""
+    row, kind = row_of(dtype, torch.float16, "decode", tokens), "zero" if dtype.startswith("u") else "none"
+    for n, steps in ((40, 32), (24, 33), (40, 40), (16, 15)):  # by four warps of two blocks each
+        k = 128 * steps - 8
+        weight = oracle.make(dtype, (n, k), 128, kind, seed=steps)
+        x = oracle.normal(tokens, k, dtype=torch.float16, seed=n)
+        for split in ((2, 4, 2, 4, 8, 0), (2, 4, 2, 1, 8, 6), (2, 8, 1, 1, 16, 0)):
+            if split[2] == 1 or torch.cuda.get_device_capability() >= (9, 0):
+                assert right_by_split(row["name"], split, x, weight, bias_for(n, steps)), split

@@ -46,8 +46,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
 
   // ---- weights: they do not depend on the kernel before
   typename Worker::Feed feed(at, shared + Map::kRings + at.warp * Ring::kBytes);
-  constexpr int kAhead = Ring::kDepth - 1;  // stages that are asked for before products
-  const int early = min(!kWhole && at.block >= p.late ? 1 : p.early, kAhead), beside = min(early + 2, kAhead);
+  // Stages that are asked for before products. Why of 5 bits the last slot too, where a warp has as many stages as its
+  // ring: of 4096 x 4096 it has, and the last one, asked for behind the first product, came late: 4.24 us to 3.57.
+  const int ahead = Ring::kDepth - 1 + (!kWhole && Weight::kBits == 5 && feed.left == Ring::kDepth);
+  const int early = min(!kWhole && at.block >= p.late ? 1 : p.early, ahead), beside = min(early + 2, ahead);
   // Why apart, and numbers kept behind it: a block of a whole multiprocessor begins when the kernel before ends, and
   // memory is idle until it asks, some 30 to 45 instructions sooner so. Others begin beside that kernel, whose x would
   // have to wait: 4096 x 4096, int4, 3.1 us to 3.3.
@@ -69,7 +71,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
     ptx::wait_for_previous_kernel();
     own_x.ask();
 #pragma unroll 1
-    for (; asked < beside || (asked < kAhead && feed.is_done()); ++asked) feed.fetch();
+    for (; asked < beside || (asked < ahead && feed.is_done()); ++asked) feed.fetch();
   };
   // Why so early: blocks of a whole multiprocessor begin when the kernel before ends; others have time until it does.
   if (kWhole) ask_for_x(), store_constants();
@@ -84,7 +86,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) resident(const 
   meeting.aim_first();
   own_x.bring();
 #pragma unroll 1
-  for (; asked < kAhead; ++asked) feed.fetch();
+  for (; asked < ahead; ++asked) feed.fetch();
   __syncthreads();
 
   // ---- passes

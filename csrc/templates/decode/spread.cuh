@@ -15,8 +15,9 @@ inline int64_t weight_bytes(const Sharing& p, int bits) { return int64_t{p.tiles
 // side, also where some are not there; memory brings less where multiprocessors stay idle, or read many places at once.
 // Fitted by benchmarks/fit_decode_costs.py to products on an H200 (660 of 1, 2 and 4 rows by all tiles that hold them,
 // 30 shapes from 1024 x 4096 to 152064 x 3584, int1 to int8; nvidia-h200/sweep_splits_20261128_decode*.json,
-// _passes*.json, 20261129_two_each.json); products of 6 bits by halves and two each, one and two tokens, by hand to
-// sweep_splits_20261129_int6.json. kCostsTwo: of two blocks of half of a multiprocessor on each.
+// _passes*.json, 20261129_two_each.json); products of 6 bits by halves and two each, and of 3 bits, one and two tokens,
+// by hand to sweep_splits_20261129_int6.json and 20261130_int3.json. kCostsTwo: of two blocks of half of a
+// multiprocessor on each.
 struct Costs {
   float start[3];                 // by tokens: 1, 2, 4
   float product[3][8];            // of a row tile x 128 k, by bits, where each scheduler has a warp
@@ -29,8 +30,8 @@ struct Costs {
   float fades;
 };
 constexpr Costs kCostsHalf = {{1.06f, 1.07f, 1.05f},
-                              {{0.0407f, 0.0441f, 0.0760f, 0.0696f, 0.0962f, 0.132f, 0.151f, 0.123f},
-                               {0.0464f, 0.0475f, 0.0745f, 0.0723f, 0.0946f, 0.148f, 0.140f, 0.137f},
+                              {{0.0407f, 0.0441f, 0.0698f, 0.0696f, 0.0962f, 0.132f, 0.151f, 0.123f},
+                               {0.0464f, 0.0475f, 0.0773f, 0.0723f, 0.0946f, 0.148f, 0.140f, 0.137f},
                                {0.0513f, 0.0535f, 0.0792f, 0.0953f, 0.120f, 0.145f, 0.162f, 0.172f}},
                               5.11e6f,
                               0.128f,
@@ -43,8 +44,8 @@ constexpr Costs kCostsHalf = {{1.06f, 1.07f, 1.05f},
                               {1.02f, 0.893f, 5.89f, 6.70f},
                               9.30f};
 constexpr Costs kCostsWhole = {{0.345f, 0.172f, 0.106f},
-                               {{0.0344f, 0.0304f, 0.0443f, 0.0384f, 0.0663f, 0.0593f, 0.0877f, 0.0538f},
-                                {0.0398f, 0.0348f, 0.0539f, 0.0466f, 0.0578f, 0.0734f, 0.0991f, 0.0505f},
+                               {{0.0344f, 0.0304f, 0.0474f, 0.0384f, 0.0663f, 0.0593f, 0.0877f, 0.0538f},
+                                {0.0398f, 0.0348f, 0.0554f, 0.0466f, 0.0578f, 0.0734f, 0.0991f, 0.0505f},
                                 {0.0472f, 0.0430f, 0.0552f, 0.0494f, 0.0623f, 0.0630f, 0.0837f, 0.0827f}},
                                4.78e6f,
                                0.149f,
@@ -57,8 +58,8 @@ constexpr Costs kCostsWhole = {{0.345f, 0.172f, 0.106f},
                                {1.54f, 1.99f, 2.48f, 2.67f},
                                0.0938f};
 constexpr Costs kCostsTwo = {{0.205f, 0.0431f, 0.0678f},
-                             {{0.0385f, 0.0360f, 0.0560f, 0.0446f, 0.0720f, 0.0669f, 0.0912f, 0.0586f},
-                              {0.0414f, 0.0391f, 0.0587f, 0.0499f, 0.0725f, 0.0900f, 0.0935f, 0.0601f},
+                             {{0.0385f, 0.0360f, 0.0533f, 0.0446f, 0.0720f, 0.0669f, 0.0912f, 0.0586f},
+                              {0.0414f, 0.0391f, 0.0627f, 0.0499f, 0.0725f, 0.0900f, 0.0935f, 0.0601f},
                               {0.0482f, 0.0373f, 0.0597f, 0.0612f, 0.0696f, 0.0757f, 0.102f, 0.118f}},
                              5.13e6f,
                              0.223f,
@@ -168,13 +169,19 @@ struct When {
 // row, 8192 x 8192 W2 6.0 and 5.5, 4096 x 4096 W6 4.8 and 4.5, 8192 x 3584 W4 5.4 and 4.7.
 inline When when(const Traits& traits, const Sharing& p, int blocks) {
   const int bits = traits.weight.bits;
-  if (traits.whole()) return {traits.weight.by_bytes() && (bits == 3 || bits == 5 || bits == 6) ? 2 : 1, 0};
+  if (traits.whole()) {
+    const bool two = bits == 5 || bits == 6 || (bits == 3 && traits.stage_steps == 1);
+    return {traits.weight.by_bytes() && two ? 2 : 1, 0};
+  }
   const int64_t bytes = weight_bytes(p, bits) / blocks;  // of a multiprocessor
   if (p.two_each) {
     // By all that a ring holds and by three (two) stages (sweep_splits_20261129_two_each.json), the best splits, one
     // row, us: 3584 x 14336 int7 12.2 and 13.0, 4096 x 4096 int8 5.4 and 5.0, 8192 x 8192 int2 6.4 and 6.0.
     // Of 6 bits, whose rings hold six stages of one row tile (sweep_splits_20261129_int6.json), by 2, 3, 4 and all:
     // 4608 x 3584 4.64, 4.81, 5.02, 5.09; 6144 x 4096 5.75, 5.66, 5.91, 6.13; 8192 x 8192 13.6, 13.4, 13.3, 13.4.
+    // Of 3 bits, whose stages have two steps, one; by two, one row, 8192 x 8192 7.89 us for 7.45, 4096 x 14336 7.9
+    // for 7.35.
+    if (bits == 3 && traits.stage_steps == 2) return {1, 0};
     if (bits == 6 && traits.tokens <= 2) return {bytes <= 120'000 ? 2 : bytes <= 200'000 ? 3 : 4, 0};
     const bool few = bits == 3 || bits == 5 || bytes <= (traits.tokens == 4 ? 350'000 : 180'000);
     return {!few ? kAllEarly : traits.tokens == 1 ? 3 : 2, 0};
@@ -184,7 +191,10 @@ inline When when(const Traits& traits, const Sharing& p, int blocks) {
   if (p.cluster_shift > 1) return {2, 8};
   const int tiles = (p.most_tiles + traits.rows - 1) / traits.rows, steps = p.slices.each + (p.slices.more > 0);
   const int stages = tiles * ((steps + traits.stage_steps - 1) / traits.stage_steps);
-  if (stages < traits.depth || bytes <= 61'000) return {4, 0};
+  // Why one of 3 bits: of 260 splits of one and two rows (sweep_splits_20261130_int3.json) it is 0.5% slower than the
+  // best pair on average, others 2.4 to 3.7; but where a ring holds all, 4096 x 4096, it takes 3.2 us and (4, 0) 2.9.
+  if (bits == 3 && traits.stage_steps == 2 && stages >= traits.depth) return {1, 0};
+  if (stages < traits.depth + (bits == 5) || bytes <= 61'000) return {4, 0};
   if (traits.tokens == 4) return {bytes <= 97'000 ? 2 : 1, 0};
   if (bytes > 270'000) return {1, 0};
   return {2, bytes <= 90'000 ? 0 : bytes <= 145'000 ? 5 : 7};

@@ -92,7 +92,7 @@ struct StageFeed {
         for (int i = 0; i * 512 < kBytes * width; ++i) {
           // Why compare: a stage may be the last of its slice, and short.
           const bool wanted = kSteps == 1  ? i * 512 + 512 <= 256 * width || lane < 16
-                              : width == 2 ? i == 0 || step + i < walk.end_step
+                              : width >= 2 ? 2 * i < width || step + 2 * i / width < walk.end_step
                                            : step + 2 * i + lane / 16 < walk.end_step;
           if (wanted) ptx::copy_async(stage + r * Ring::kTileBytes + i * 512, row + i * 512);
         }
