@@ -112,6 +112,8 @@ def once(splits: list[Split], tile: int, bits: int, n: int, k: int) -> list[Spli
             early, after = 2, 8
         elif nbytes <= 61e3:
             early, after = 4, 0
+        elif bits == 3 and tile < 4:
+            early, after = 1, 0
         elif tile == 4 or nbytes > 270e3:
             early, after = 2 if nbytes <= 97e3 else 1, 0
         else:

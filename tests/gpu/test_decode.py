@@ -110,11 +110,12 @@ def test_sanitizer_small_products_on_whole_multiprocessors(dtype, group):
 def test_sanitizer_slices_as_long_as_a_ring_and_not(dtype, tokens):
     """Rings of 5 bits have four stages, of a step each, and are filled at once by slices of four steps; stages of 3
     bits have two steps, the last one of a slice has one at times. For compute-sanitizer too."""
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("clusters came with compute capability 9.0")
     row, kind = row_of(dtype, torch.float16, "decode", tokens), "zero" if dtype.startswith("u") else "none"
     for n, steps in ((40, 32), (24, 33), (40, 40), (16, 15)):  # by four warps of two blocks each
         k = 128 * steps - 8
         weight = oracle.make(dtype, (n, k), 128, kind, seed=steps)
         x = oracle.normal(tokens, k, dtype=torch.float16, seed=n)
         for split in ((2, 4, 2, 4, 8, 0), (2, 4, 2, 1, 8, 6), (2, 8, 1, 1, 16, 0)):
-            if split[2] == 1 or torch.cuda.get_device_capability() >= (9, 0):
-                assert right_by_split(row["name"], split, x, weight, bias_for(n, steps)), split
+            assert right_by_split(row["name"], split, x, weight, bias_for(n, steps)), split

@@ -100,7 +100,9 @@ int main() {
   run_one<Int<3>, __half, 2, true>({300, 700, 2, 256, kZero, kFp16, 4, 90}, {1, 16, 2, 1, 16, 0});
   run_one<Int<7>, __nv_bfloat16, 4, false>({90, 1000, 3, -1, kMin, kBf16, 4, 90}, {2, 4, 2, 8, 8, 8});
   run_one<Float<2, 1>, __half, 2, true>({400, 1300, 2, 128, kNone, kFp16, 2, 90}, {8, 2, 2, 2, 16, 1});
-  // As many stages as a ring has, all asked for before products, and more than that.
+  // Stages of two steps, the last one of a slice with one; as many stages as a ring has, all asked for before products,
+  // and more than that.
+  run_one<Int<3>, __half, 1, false>({300, 1600, 1, 128, kNone, kFp16, 2, 90}, {2, 4, 1, 1, 8, 0});
   run_one<Int<5>, __half, 1, false>({40, 2048, 1, 128, kNone, kFp16, 2, 90}, {2, 4, 1, 4, 8, 0});
   run_one<Int<5>, __half, 1, false>({300, 2040, 1, 128, kNone, kFp16, 2, 90}, {2, 4, 1, 4, 8, 6});
   run_one<Int<6>, __half, 1, false>({520, 640, 1, 128, kZero, kFp16, 3, 90}, {8, 1, 1, 1, 8, 6});

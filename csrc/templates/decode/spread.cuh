@@ -133,6 +133,10 @@ inline Work work_of(const Traits& traits, const Sharing& p, int blocks) {
           (p.most_tiles + p.pass_tiles - 1) / p.pass_tiles - 1};
 }
 
+// Of 3 bits in short groups, whose stages have one step still, what they take more than kCosts says: one row, by kinds
+// of blocks.
+constexpr float kOneStep[3] = {0.0062f, -0.0031f, 0.0027f};
+
 inline float cost(const Traits& traits, const Sharing& p, int blocks) {
   const int kind_of_blocks = traits.whole() ? 1 : 2 * p.two_each;
   const Costs& costs = kCosts[kind_of_blocks];
@@ -141,7 +145,8 @@ inline float cost(const Traits& traits, const Sharing& p, int blocks) {
   const float memory = static_cast<float>(weight_bytes(p, traits.weight.bits)) / costs.memory *
                        (1.0f + costs.idle * found.idle) * (1.0f + costs.groups * static_cast<float>(found.doubled));
   const KindCosts& kind = kind_costs(traits.weight);
-  const float product = costs.product[own][traits.weight.bits - 1] + kind.product[kind_of_blocks][own];
+  float product = costs.product[own][traits.weight.bits - 1] + kind.product[kind_of_blocks][own];
+  if (traits.weight.bits == 3 && traits.weight.units > 1) product += kOneStep[kind_of_blocks];
   const float products = static_cast<float>(found.work) * product;
   const float most = std::max(products, memory), least = std::min(products, memory);
   const float x = (costs.x * static_cast<float>(traits.tokens) + costs.row * static_cast<float>(p.m)) * kind.x;
@@ -179,8 +184,8 @@ inline When when(const Traits& traits, const Sharing& p, int blocks) {
     // row, us: 3584 x 14336 int7 12.2 and 13.0, 4096 x 4096 int8 5.4 and 5.0, 8192 x 8192 int2 6.4 and 6.0.
     // Of 6 bits, whose rings hold six stages of one row tile (sweep_splits_20261129_int6.json), by 2, 3, 4 and all:
     // 4608 x 3584 4.64, 4.81, 5.02, 5.09; 6144 x 4096 5.75, 5.66, 5.91, 6.13; 8192 x 8192 13.6, 13.4, 13.3, 13.4.
-    // Of 3 bits, whose stages have two steps, one; by two, one row, 8192 x 8192 7.89 us for 7.45, 4096 x 14336 7.9
-    // for 7.35.
+    // Of 3 bits, whose stages have two steps, one: by two, one row, 8192 x 8192 7.77 us for 7.33, 4096 x 14336 7.84
+    // for 7.23 (sweep_splits_20261130_int3.json).
     if (bits == 3 && traits.stage_steps == 2) return {1, 0};
     if (bits == 6 && traits.tokens <= 2) return {bytes <= 120'000 ? 2 : bytes <= 200'000 ? 3 : 4, 0};
     const bool few = bits == 3 || bits == 5 || bytes <= (traits.tokens == 4 ? 350'000 : 180'000);
@@ -194,7 +199,8 @@ inline When when(const Traits& traits, const Sharing& p, int blocks) {
   // Why one of 3 bits: of 260 splits of one and two rows (sweep_splits_20261130_int3.json) it is 0.5% slower than the
   // best pair on average, others 2.4 to 3.7; but where a ring holds all, 4096 x 4096, it takes 3.2 us and (4, 0) 2.9.
   if (bits == 3 && traits.stage_steps == 2 && stages >= traits.depth) return {1, 0};
-  if (stages < traits.depth + (bits == 5) || bytes <= 61'000) return {4, 0};
+  // Why as many stages as a ring has, too: all of them are asked for then (resident.cuh).
+  if (stages < traits.depth + (bits == 5 && traits.tokens <= 2) || bytes <= 61'000) return {4, 0};
   if (traits.tokens == 4) return {bytes <= 97'000 ? 2 : 1, 0};
   if (bytes > 270'000) return {1, 0};
   return {2, bytes <= 90'000 ? 0 : bytes <= 145'000 ? 5 : 7};
