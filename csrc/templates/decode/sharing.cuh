@@ -54,6 +54,7 @@ struct Traits {
   int sum_bytes;                    // of a tile's sums from a warp
 
   constexpr bool whole() const { return warps > 8; }  // a block has all of a multiprocessor
+  constexpr bool by_two_steps() const { return weight.bits == 3 && stage_steps == 2; }  // ring_of
   constexpr bool operator==(const Traits& o) const {
     return weight == o.weight && tokens == o.tokens && warps == o.warps && shared_bytes == o.shared_bytes &&
            rows == o.rows && turn == o.turn && stage_steps == o.stage_steps && depth == o.depth && x_at == o.x_at &&

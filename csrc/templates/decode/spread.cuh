@@ -175,7 +175,7 @@ struct When {
 inline When when(const Traits& traits, const Sharing& p, int blocks) {
   const int bits = traits.weight.bits;
   if (traits.whole()) {
-    const bool two = bits == 5 || bits == 6 || (bits == 3 && traits.stage_steps == 1);
+    const bool two = bits == 3 ? !traits.by_two_steps() : bits == 5 || bits == 6;
     return {traits.weight.by_bytes() && two ? 2 : 1, 0};
   }
   const int64_t bytes = weight_bytes(p, bits) / blocks;  // of a multiprocessor
@@ -186,7 +186,7 @@ inline When when(const Traits& traits, const Sharing& p, int blocks) {
     // 4608 x 3584 4.64, 4.81, 5.02, 5.09; 6144 x 4096 5.75, 5.66, 5.91, 6.13; 8192 x 8192 13.6, 13.4, 13.3, 13.4.
     // Of 3 bits, whose stages have two steps, one: by two, one row, 8192 x 8192 7.77 us for 7.33, 4096 x 14336 7.84
     // for 7.23 (sweep_splits_20261130_int3.json).
-    if (bits == 3 && traits.stage_steps == 2) return {1, 0};
+    if (traits.by_two_steps()) return {1, 0};
     if (bits == 6 && traits.tokens <= 2) return {bytes <= 120'000 ? 2 : bytes <= 200'000 ? 3 : 4, 0};
     const bool few = bits == 3 || bits == 5 || bytes <= (traits.tokens == 4 ? 350'000 : 180'000);
     return {!few ? kAllEarly : traits.tokens == 1 ? 3 : 2, 0};
@@ -198,7 +198,7 @@ inline When when(const Traits& traits, const Sharing& p, int blocks) {
   const int stages = tiles * ((steps + traits.stage_steps - 1) / traits.stage_steps);
   // Why one of 3 bits: of 260 splits of one and two rows (sweep_splits_20261130_int3.json) it is 0.5% slower than the
   // best pair on average, others 2.4 to 3.7; but where a ring holds all, 4096 x 4096, it takes 3.2 us and (4, 0) 2.9.
-  if (bits == 3 && traits.stage_steps == 2 && stages >= traits.depth) return {1, 0};
+  if (traits.by_two_steps() && stages >= traits.depth) return {1, 0};
   // Why as many stages as a ring has, too: all of them are asked for then (resident.cuh).
   if (stages < traits.depth + (bits == 5 && traits.tokens <= 2) || bytes <= 61'000) return {4, 0};
   if (traits.tokens == 4) return {bytes <= 97'000 ? 2 : 1, 0};
