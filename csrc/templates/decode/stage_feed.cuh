@@ -59,17 +59,22 @@ struct StageFeed {
 
   __device__ __forceinline__ bool is_done() const { return left == 0; }
 
+  // Of two that are not negative, by one instruction.
+  static __device__ __forceinline__ uint64_t wide_product(int a, int b) {
+    return static_cast<uint64_t>(static_cast<uint32_t>(a)) * static_cast<uint32_t>(b);
+  }
+
   __device__ __forceinline__ void open_tiles() {
     step = walk.first_step;
     rows_apart = walk.tile + 1 < walk.end_tile ? p.columns : 0;
-    const int64_t code = static_cast<int64_t>(walk.tile) * p.columns;
+    const uint64_t code = wide_product(walk.tile, p.columns);
 #pragma unroll
     for (int width = 8; width >= 1; width /= 2)
       if (kBits & width)
         codes[planes::plane_index(kBits, width)] =
             p.codes + p.plane_stride * (kBits & ~(2 * width - 1)) + code * 2 * width + lane * 16;
     const int own = lane % kScaleCopies, row = min(walk.tile + own / (2 * kUnits * kSteps), walk.end_tile - 1);
-    scales = (lane < kScaleCopies ? p.scales : p.zeros) + static_cast<int64_t>(row) * p.groups * 32 + own % 2 * 16;
+    scales = (lane < kScaleCopies ? p.scales : p.zeros) + wide_product(row, p.groups) * 32 + own % 2 * 16;
     walk.next(kRows);
   }
 
@@ -82,8 +87,7 @@ struct StageFeed {
     for (int width = 8; width >= 1; width /= 2) {
       if (!(kBits & width)) continue;
       // Why from step 0: one multiplication, where a pointer that goes on takes four instructions.
-      const uint8_t* from =
-          codes[planes::plane_index(kBits, width)] + static_cast<uint64_t>(static_cast<uint32_t>(step)) * (256 * width);
+      const uint8_t* from = codes[planes::plane_index(kBits, width)] + wide_product(step, 256 * width);
       constexpr int kBytes = kSteps * 256;  // times width
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
