@@ -193,29 +193,6 @@ struct ByteWorker {
     }
   };
 
-  // value, and what the sums of planes of up to `Width` bits add to it for row half h. Why no loop over widths: the
-  // compiler then has the loop of Parts::first once for each sum, and most of its time goes there.
-  template <int Width>
-  static __device__ __forceinline__ float sum_of_planes(const int (&sums)[Parts::kCount][4], int h,
-                                                        float value = 0.0f) {
-    if constexpr (Width == 0) {
-      return value;
-    } else {
-      if constexpr ((Parts::kWidths & Width) != 0) {
-        constexpr int kFirst = Parts::first(Width);
-        int digits[2] = {};
-        int counts = 1;
-#pragma unroll
-        for (int sum = 0; sum < Parts::sums(Width); ++sum, counts *= Parts::next(Width))
-#pragma unroll
-          for (int i = 0; i < 2; ++i) digits[i] += counts * sums[kFirst + sum][2 * h + i];
-        const auto of_plane = static_cast<float>(digits[0] + 256 * digits[1]);
-        value = Width == Parts::kWidest ? of_plane : fmaf(of_plane, Parts::factor(Width, h), value);
-      }
-      return sum_of_planes<Width / 2>(sums, h, value);
-    }
-  }
-
   // total += scale * sums, of one set. Scales: 0 where the step that this lane sums is none of the slice; entry: its
   // place in the table.
   __device__ __forceinline__ void finish(int set, const Scales& scales, uint32_t entry) {
@@ -231,7 +208,7 @@ struct ByteWorker {
         const float scale = h ? pair.y : pair.x, own_zero = h ? stored.y : stored.x;
         // Why both factors, of which one is 0: a choice would take twice the instructions.
         const float zero = kZeros ? -one(h) * fmaf(own_zero, p.zero_on_code, zero_base[0]) : zero_base[h];
-        const float value = fmaf(zero, x_sum, sum_of_planes<8>(sums[r][set], h));
+        const float value = fmaf(zero, x_sum, bytes::sum_of_planes<Parts>(sums[r][set], h));
         total[r][h] = fmaf(scale * unit, value, total[r][h]);
         if (kZeros) total[r][h] = fmaf(own_zero * (p.zero_on_value * one(h)) * unit, x_sum, total[r][h]);
       }

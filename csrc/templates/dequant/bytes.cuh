@@ -96,4 +96,26 @@ __device__ __forceinline__ void fragments(const planes::Words<3>& from, int i, u
   for (int r = 0; r < 4; ++r) a[r] = planes::Codes<3>::merged(from, i / 2 * 4 + r / 2 * 2, r % 2) & mask;
 }
 
+// value, and what the sums of planes of up to `Width` bits add to it for row half h. Why no loop over widths: the
+// compiler then has the loop of Parts::first once for each sum, and most of its time goes there.
+template <class Parts, int Width = 8>
+__device__ __forceinline__ float sum_of_planes(const int (&sums)[Parts::kCount][4], int h, float value = 0.0f) {
+  if constexpr (Width == 0) {
+    return value;
+  } else {
+    if constexpr ((Parts::kWidths & Width) != 0) {
+      constexpr int kFirst = Parts::first(Width);
+      int digits[2] = {};
+      int counts = 1;
+#pragma unroll
+      for (int sum = 0; sum < Parts::sums(Width); ++sum, counts *= Parts::next(Width))
+#pragma unroll
+        for (int i = 0; i < 2; ++i) digits[i] += counts * sums[kFirst + sum][2 * h + i];
+      const auto of_plane = static_cast<float>(digits[0] + 256 * digits[1]);
+      value = Width == Parts::kWidest ? of_plane : fmaf(of_plane, Parts::factor(Width, h), value);
+    }
+    return sum_of_planes<Parts, Width / 2>(sums, h, value);
+  }
+}
+
 }  // namespace lowbit::bytes
