@@ -103,9 +103,11 @@ def test_a_split_is_one_that_kernels_can_do(native, tiles, steps, tokens, bits, 
     if rows == 0:
         return  # the plan has another kernel for it
     assert own_warps == warps and 0 <= next_after <= 8 and (two_each or warps == 16 or parts * together > 1)
-    if two_each:  # five of six blocks at least, and no sums of x (kind[4])
+    if two_each:  # five of six blocks at least, eight of eleven of little work, and no sums of x (kind[4])
         assert warps == 8 and next_after == 0 and not kind[4]
-        assert -(-tiles // rows) * together * 6 >= (blocks // 2 * 2 if together == 2 else blocks) * 2 * 5
+        little = rows > 1 and rows * steps <= 64 and tokens == 8 and bits < 8
+        least, of = (8, 11) if little else (5, 6)
+        assert -(-tiles // rows) * together * of >= (blocks // 2 * 2 if together == 2 else blocks) * 2 * least
     assert rows * parts <= warps and rows >= 1 and together in (1, 2) and early >= 1
     assert parts == 1 or fits >> (parts - 1) & 1
     if together == 2:

@@ -16,7 +16,7 @@ from native.emulated import CSRC, built, built_of_kernels
 
 
 @pytest.mark.parametrize(
-    ("kernels", "cases"), [("decode", 164), ("gemm_sm80", 58), ("gemm_sm90_narrow", 82), ("gemm_sm90_wide", 208)]
+    ("kernels", "cases"), [("decode", 164), ("gemm_sm80", 58), ("gemm_sm90_narrow", 100), ("gemm_sm90_wide", 208)]
 )
 def test_products_of_every_tile_are_right(tmp_path, kernels, cases):
     program = built_of_kernels(tmp_path, f"{kernels}_on_host.cpp")

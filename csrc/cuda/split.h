@@ -126,17 +126,19 @@ constexpr float narrow_step(const WeightKind& kind, int bits, int blocks, int ow
 }
 
 // Pairs of blocks whose warps each have rows of their own, on halves of multiprocessors that are nearly all taken: with
-// 8 bits and many k single blocks, or two on each, of as many slices of K are faster. Measured on an H200
-// (nvidia-h200/full_pairs_20261129.json), us, before and so, 8192 x 8192: uint8 with 8 rows 19.7 and 18.0, float8_e4m3
-// with 1 to 8 19.1 to 19.3 and 18.0 to 18.3, int8 with 16 18.8 and 18.4; 7168 x 8192 with 8 rows 1.7 to 3.4% less. Why
-// nearly all: 6656 x 8192, float8_e4m3 1.4% more, 7168 x 8192 with 16 rows 0.6 to 1.4%. Why many k: 8192 x 3584, int8
-// with 16 rows, would take 6% more.
-constexpr float kFullPairs = 1.03f;
+// 5 to 8 bits and many k single blocks, or two on each, of as many slices of K are faster. Measured on an H200
+// (nvidia-h200/full_pairs_20261129.json, two_each_fill_20261130.json), us, before and so, 8192 x 8192: uint8 with 8
+// rows 19.7 and 18.0, float8_e4m3 with 1 to 8 19.1 to 19.3 and 18.0 to 18.3, int5 12.6 and 12.0, int7 16.7 and 16.2;
+// with 16 rows int8 18.8 and 18.4, int6 15.4 and 14.6; 7168 x 8192, 8 bits with 8 rows 1.7 to 3.4% less. Why nearly
+// all: 6656 x 8192, float8_e4m3 1.4% more, 7168 x 8192 with 16 rows 0.6 to 1.4%, with 8 and 6, 7 bits 1 to 3%. Why many
+// k: 8192 x 3584, int8 with 16 rows, would take 6% more. Why not 5 and 7 bits with 16 rows: nothing, and -3 to +4%.
+constexpr float kFullPairs = 1.05f;
 constexpr bool is_full_of_pairs(const Split& split, const SplitQuestion& q) {
   const bool pairs = split.warps < narrow::kMostWorkers && split.row_tiles == split.warps && split.blocks == 2;
-  if (!pairs || split.two_each || q.bits != 8 || q.kind.fine || q.steps < 56) return false;
+  if (!pairs || split.two_each || q.kind.fine || q.steps < 56) return false;
+  if (q.tokens > 8 ? q.bits != 6 && q.bits != 8 : q.bits < 5) return false;
   const int64_t taken = ceil_div(q.tiles, split.row_tiles), most = narrow::at_once(split, q);
-  return q.tokens > 8 ? taken * 16 >= most * 15 : taken * 6 >= most * 5;
+  return q.tokens == 8 && q.bits == 8 ? taken * 6 >= most * 5 : taken * 16 >= most * 15;
 }
 
 constexpr float split_us(const Split& split, const SplitQuestion& q) {
@@ -194,11 +196,15 @@ constexpr int kMostStepsOfHalves = 128;
 
 // Whether two blocks each are thought of. Why only where five of six blocks that there may be have rows: costs do not
 // know what idle ones cost. 5120 x 8192, uint8, 8 rows by 160 blocks 14.7 us, by one of a multiprocessor 12.6; 10240 x
-// 8192, int8, 16 rows by 214 24.6 and 23.3; 7168 x 8192 gains by 224. Why not beside sums of x: 4096 x 4096, uint4 in
-// groups of 64 with minima, 8 rows 5.8 us for 5.1.
+// 8192, int8, 16 rows by 214 24.6 and 23.3; 7168 x 8192 gains by 224. Of less work, where starts and ends count for
+// more, 8 of 11 (two_each_fill_20261130.json): 6144 x 4096 by 192, 1 to 7 bits and 8 rows, -1 to -7%, 10240 x 2560 +3
+// to -8%; but 8 bits +6%, 16 rows up to +2%, 6144 x 8192 up to +6, 9216 x 4096 +5, and blocks of one row tile, 3072 x
+// 4096, +1 to +6%. Why not beside sums of x: 4096 x 4096, uint4 in groups of 64 with minima, 8 rows 5.8 us for 5.1.
 constexpr bool may_have_two(const Split& split, const SplitQuestion& q) {
   const int64_t blocks = ceil_div(q.tiles, split.row_tiles) * split.blocks;
-  return !q.kind.any_zeros && blocks * 6 >= narrow::at_once(split, q) * split.blocks * 5;
+  const int64_t most = narrow::at_once(split, q) * split.blocks;
+  const bool little = split.row_tiles > 1 && split.row_tiles * q.steps <= 64 && q.tokens == 8 && q.bits < 8;
+  return !q.kind.any_zeros && (little ? blocks * 11 >= most * 8 : blocks * 6 >= most * 5);
 }
 
 // The fastest split by blocks of q.warps warps, of 8 one or two on a multiprocessor; no row tiles where none is

@@ -59,6 +59,17 @@ int main() {
   run<Codebook<4>, __half, 8>({300, 1500, 7, 64, kNone, kFp16, 4, 90}, {16, 1, 1, 2, 16, 0});
   run<Codebook<4>, __half, 16>({120, 2100, 16, 128, kNone, kBf16, 4, 90}, {4, 4, 2, 3, 16, 0});
   run<Codebook<4>, __nv_bfloat16, 16>({90, 600, 12, 64, kNone, kFp32, 8, 90}, {4, 2, 1, 1, 16, 0});
+  // One row of x, which comes alone where k is a multiple of 64: by warps that share K, pairs of blocks, halves; sums
+  // of x; x that ends within a stage; and by weights for which it does not.
+  run<Float<3, 2>, __half, 8>({300, 2624, 1, 128, kNone, kFp16, 8, 90}, {4, 4, 1, 2, 16, 0});
+  run<Float<2, 1>, __half, 8>({300, 5056, 1, 128, kNone, kBf16, 5, 90}, {16, 1, 1, 2, 16, 0});
+  run<Float<4, 3>, __nv_bfloat16, 8>({120, 1472, 1, 16, kMin, kFp16, 4, 90}, {8, 2, 2, 3, 16, 0});
+  run<Float<2, 2>, __half, 8, 8>({200, 1024, 1, 128, kZero, kFp16, 8, 90}, {4, 2, 2, 2, 8, 0});
+  run<Float<3, 3>, __half, 8, 8>({300, 4096, 1, 128, kNone, kFp16, 3, 90}, {4, 2, 1, 8, 8, 0, 1});
+  run<Codebook<4>, __half, 8, 8>({200, 3008, 1, 64, kNone, kFp32, 6, 90}, {4, 2, 1, 3, 8, 4});
+  run<Int<5>, __half, 8, 8>({200, 2112, 1, 16, kMin, kBf16, 8, 90}, {4, 2, 2, 2, 8, 0});
+  run<Float<3, 2>, __half, 8>({120, 1500, 1, 128, kNone, kFp16, 4, 90}, {8, 2, 2, 3, 16, 0});
+  run<Int<6>, __half, 8>({300, 2624, 1, 128, kNone, kFp16, 8, 90}, {4, 4, 1, 2, 16, 0});
   // 8 warps, in half of a multiprocessor.
   run<Int<4>, __half, 8, 8>({300, 2600, 8, 128, kNone, kFp16, 8, 90}, {4, 2, 1, 3, 8, 8});
   run<Int<4>, __half, 16, 8>({128, 4096, 16, 128, kNone, kFp16, 8, 90}, {8, 1, 2, 9, 8, 6});

@@ -56,7 +56,7 @@ struct Helper {
       for (int unit = helper; unit < kUnits; unit += kSummers) {
         const int step = unit / Tile::kColumns, column = unit % Tile::kColumns;
         narrow::add_up_column<Act, Stage>(
-            ring.stage(place.index) + 2 * step * Stage::kXBox + column * 1024,
+            ring.stage(place.index) + 2 * step * Stage::kXBox + column * 1024, Stage::kXBox,
             ring.sums(place.index) + unit * (narrow::kSumBytes * narrow::kSumsOfStep<Stage>), lane, Worker::kSumFactor,
             p.group_fragments > 0);
       }

@@ -60,6 +60,7 @@ struct Traits {
   int tokens, row_tiles, cluster;  // of its tile
   bool wgmma, half;
   int parts_of_k;  // in a block of more than 16 tokens
+  bool one_row;    // whether x of one row may come alone
   int steps;       // of 128 k, in a stage
   narrow::StageBytes parts;
   int most;  // stages in a ring
@@ -76,6 +77,7 @@ constexpr Traits kTraits = {
     Tile::kWgmma,
     Tile::kHalf,
     Tile::kParts,
+    Stage<Weight, Tile, Form>::kOneRow,
     Stage<Weight, Tile, Form>::kSteps,
     Stage<Weight, Tile, Form>::kParts,
     kMostStages,
@@ -209,7 +211,9 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   if (args.w.zeros) scales.data = args.w.zeros;  // else zeros are there all the same, and count nothing
   if (traits.kind.zeros()) good &= describe(launch, p.maps[kMapOfZeros], kWords, CU_TENSOR_MAP_SWIZZLE_NONE, scales);
   // Why: what lies beyond the last token comes slowly, although it is never read (docs/notes/gemm-sm90.md).
-  p.tile_tokens = static_cast<int>(layout::round_up((p.m + token_tiles - 1) / token_tiles, 8 * blocks));
+  const bool one_row = traits.one_row && p.m == 1 && args.w.k % 64 == 0;
+  p.tile_tokens = one_row ? 1 : static_cast<int>(layout::round_up((p.m + token_tiles - 1) / token_tiles, 8 * blocks));
+  p.x_box = (one_row ? 1 : traits.tokens) * 128;
   const int row_tasks = blocks > 1 ? pairs : row_blocks;
   const auto stage_k = static_cast<float>(own_steps * kStepK);
   const StageReads reads = {static_cast<float>(rows * blocks * traits.bits) / 8 * stage_k,
@@ -220,9 +224,11 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   const auto tokens = static_cast<uint32_t>(p.tile_tokens / blocks);
   Plane x{args.x.data, 2, {k, m}, {pitch}, {64, tokens}};
   // All of a stage at once. Why: boxes of a few tokens come slowly.
-  p.deep_x = narrow && k % 64 == 0 && p.tile_tokens == traits.tokens;
+  p.deep_x = narrow && k % 64 == 0 && (one_row || p.tile_tokens == traits.tokens);
   if (p.deep_x) x = {x.data, 3, {64, m, k / 64}, {pitch, 128}, {64, tokens, static_cast<uint32_t>(2 * own_steps)}};
-  good &= describe(launch, p.maps[kMapOfX], CU_TENSOR_MAP_DATA_TYPE_UINT16, CU_TENSOR_MAP_SWIZZLE_128B, x);
+  // Why no swizzle: lanes then read one row at a place that does not depend on where in a stage it lies.
+  good &= describe(launch, p.maps[kMapOfX], CU_TENSOR_MAP_DATA_TYPE_UINT16,
+                   one_row ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B, x);
 
   p.y = args.y.data, p.y_stride = args.y.row_stride, p.lines = has_lines(args);
   p.bias = args.y.bias, p.bias_type = args.y.bias_type, p.row_scales = args.w.row_scales;

@@ -91,6 +91,9 @@ struct Stage {
   static constexpr int kRowTiles = Tile::kRowTiles, kShared = Tile::kShared, kPartsOfK = Tile::kParts;
   static constexpr int kTogether = columns_together<Tile>(kFine);
   static constexpr int kXBox = Tile::kTokens * 128;  // bytes of 64 k
+  // Whether x of one row comes alone, 128 bytes of 64 k. Why not always: family decode has the other weights' products
+  // of one row.
+  static constexpr bool kOneRow = kNarrow && Tile::kTokens == 8 && (Weight::kFloat || Weight::kCodebook || kFine);
   static constexpr int kStepBytes = 2 * kXBox + Tile::kRowTiles * 256 * kBits;
   // Why not more of wider tiles: the first products wait for all of a stage; 10240 x 8192, 32 rows, int1 18.9 us with
   // 4, 15.2 with 2.
@@ -180,7 +183,7 @@ struct Map {
 struct Problem {
   int n, m;
   Patches patches;      // a row block and a tile of tokens make a task
-  int tile_tokens;      // of each, a multiple of 8 for each block: what is less than a whole tile is not even asked for
+  int tile_tokens;      // of each, one, or a multiple of 8 for each block: what is less is not even asked for
   MeetingDeal deal;     // of tasks to workers: blocks, or clusters of them; stages: of all of K
   int group_steps;      // step >> group_steps is a group, of at least 128
   int group_fragments;  // fragment >> group_fragments is a group
@@ -189,6 +192,7 @@ struct Problem {
   narrow::Stages ring;  // of tiles of up to 16 tokens
   int box_steps;        // and a box of their codes: how many times 128 k, or all of a warp's steps
   bool deep_x;          // whether x of a stage is one box of them
+  int x_box;            // bytes of 64 k of x up to 16 tokens: Stage::kXBox, or 128 of one row
   int late;             // blocks from this one on ask for one stage early: of two each those that begin second
   int repeated;         // a block b beyond the workers does what block b & repeated does (maps.cuh)
   float* parts;  // sums of parts of tasks: [worker][first, last][block of the cluster][row tile][column][lane][4]
@@ -207,6 +211,11 @@ struct Problem {
   ZeroKind zero_kind;
   FloatType bias_type;
 };
+
+template <class Stage>
+__device__ __forceinline__ int x_box_of(const Problem& p) {
+  return Stage::kOneRow ? p.x_box : Stage::kXBox;
+}
 
 // The same and the tensors that the copy engine reads: x, scales, zeros if there are any, then codes of each plane,
 // widest first [row tile][8 bytes of it along k]. Why as many as there are: the driver keeps what a kernel is told for
