@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 
+import torch
+
 from .side import Problem, Ready, Side, Unavailable
+
+
+def _again(layer: torch.nn.Module) -> torch.nn.Module:
+    """The same layer with memory of its own. Why not made anew: that would quantize once more."""
+    other = copy.copy(layer)
+    other._parameters = {
+        name: torch.nn.Parameter(held.detach().clone(), requires_grad=False)
+        for name, held in layer._parameters.items()
+        if held is not None
+    }
+    other._buffers = {name: held.clone() for name, held in layer._buffers.items() if held is not None}
+    return other
 
 
 class HummingSide(Side):
@@ -23,16 +38,9 @@ class HummingSide(Side):
 
         weight = problem.weight.to(self.x_type)
         scheme = {"dtype": self.dtype, "weight_scale_group_size": self.group}
-
-        def layer():
-            made = HummingLayer(
-                shape_n=problem.n, shape_k=problem.k, weight_config=scheme, torch_dtype=self.x_type
-            ).cuda()
-            made.load_from_unquantized(weight)
-            made.transform()
-            return made
-
-        layers = [layer()]
-        nbytes = sum(p.nbytes for p in layers[0].parameters())
-        layers += [layer() for _ in range(problem.copies(nbytes) - 1)]
+        made = HummingLayer(shape_n=problem.n, shape_k=problem.k, weight_config=scheme, torch_dtype=self.x_type).cuda()
+        made.load_from_unquantized(weight)
+        made.transform()
+        nbytes = sum(p.nbytes for p in made.parameters())
+        layers = [made] + [_again(made) for _ in range(problem.copies(nbytes) - 1)]
         return Ready([lambda x, one=one: one(x) for one in layers], nbytes, problem.weight)
