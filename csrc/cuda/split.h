@@ -154,7 +154,7 @@ constexpr float split_us(const Split& split, const SplitQuestion& q) {
   const float memory = bytes / kBytesPerUs;
   const float most = std::max(products, memory), least = std::min(products, memory);
   int doubled = 0;
-  for (int all = split.parts * split.blocks; all > 1; all /= 2) ++doubled;
+  for (int all = split.parts * split.blocks - 1; all > 0; all /= 2) ++doubled;  // three parts meet as four do
   return costs.start[own] + most * (is_full_of_pairs(split, q) ? kFullPairs : 1.0f) + costs.both * least / most +
          x * steps * static_cast<float>(split.parts) +
          costs.sums * static_cast<float>(doubled * split.row_tiles * columns) +
