@@ -11,7 +11,7 @@ import lowbit
 from lowbit import extension
 
 from . import oracle
-from .kernels import family, forced, product_rows, scales_values, tile
+from .kernels import family, forced, may_refuse, product_rows, scales_values, tile
 from .plan import cases
 
 ROWS = sorted(product_rows(), key=lambda row: (row["weight"], row["name"]))
@@ -36,6 +36,14 @@ def row_of(weight: str, act: torch.dtype, family: str, tokens: int) -> dict:
     wanted = (weight, str(act).removeprefix("torch."), family, tokens)
     found = [row for row in ROWS if tuple(row[key] for key in ("weight", "act", "family", "tokens")) == wanted]
     return found[0] if found else pytest.skip(f"this build has no kernel for {wanted}")
+
+
+def row_of_sm90(weight: str, act: torch.dtype, tokens: int) -> dict:
+    """The same of gemm_sm90. Skips the test on a device that its kernel may refuse, too."""
+    row = row_of(weight, act, "gemm_sm90", tokens)
+    if may_refuse(row["name"], tokens, 64):
+        pytest.skip(f"{row['name']} is not for this device")
+    return row
 
 
 def name(row: dict) -> str:

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from . import oracle
-from .kernels import may_refuse, needs_kernels, product_by
-from .products import assert_exact, bias_for, placed, right_by_split, row_of
+from .kernels import needs_kernels, product_by
+from .products import assert_exact, bias_for, placed, right_by_split, row_of_sm90
 
 pytestmark = needs_kernels
 
@@ -18,19 +18,12 @@ def kind_of(dtype: str) -> str:
     return "zero" if dtype.startswith("u") else "none"
 
 
-def row_for(dtype: str, act: torch.dtype) -> dict:
-    row = row_of(dtype, act, "gemm_sm90", 256)
-    if may_refuse(row["name"], 256, 1):
-        pytest.skip(f"{row['name']} is not for this device")
-    return row
-
-
 @pytest.mark.parametrize("act", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("group", [32, 128])
 def test_every_number_of_columns_is_right(dtype, act, group):
     """One tile, with all rows of x that it may have or fewer, and three of them; what lies around x is NaN."""
-    row = row_for(dtype, act)
+    row = row_of_sm90(dtype, act, 256)
     weight = oracle.make(dtype, (200, 1096), group, kind_of(dtype), plain=True)
     for tokens in TOKENS:
         for m in (tokens, tokens - 5, 3 * tokens - 7):
@@ -41,7 +34,7 @@ def test_every_number_of_columns_is_right(dtype, act, group):
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_every_number_of_columns_is_right_where_sums_meet(dtype):
-    row = row_for(dtype, torch.float16)
+    row = row_of_sm90(dtype, torch.float16, 256)
     weight = oracle.make(dtype, (520, 2048), 128, kind_of(dtype))
     for i, tokens in enumerate(TOKENS):
         x, meet = oracle.normal(tokens, 2048, dtype=torch.float16, seed=tokens), 2 + i % 3
@@ -51,7 +44,7 @@ def test_every_number_of_columns_is_right_where_sums_meet(dtype):
 @pytest.mark.parametrize("m", [150, 190, 220, 256])
 def test_columns_beyond_the_last_token_may_be_anything(m):
     """What a product before left in shared memory, infinities here, stays out of those that count."""
-    row = row_for("int4", torch.float16)
+    row = row_of_sm90("int4", torch.float16, 256)
     weight = oracle.make("int4", (17000, 512), 128, "none", plain=True)
     infinite = torch.full((256, 512), torch.inf, dtype=torch.float16, device="cuda")
     x = oracle.normal(m, 512, dtype=torch.float16, seed=m)
@@ -61,7 +54,7 @@ def test_columns_beyond_the_last_token_may_be_anything(m):
 
 @pytest.mark.parametrize("m", [150, 190, 220])
 def test_sanitizer_small_product_of_fewer_columns(m):
-    row = row_for("int4", torch.float16)
+    row = row_of_sm90("int4", torch.float16, 256)
     weight = oracle.make("int4", (300, 520), 128, "none", plain=True)
     x = oracle.normal(m, 520, dtype=torch.float16, seed=m)
     assert_exact(x, weight, None, product_by(row["name"], x, weight.pw))

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from . import oracle
-from .kernels import may_refuse, needs_kernels, product_by
-from .products import bias_for, placed, right_by_split, row_of, why_wrong
+from .kernels import needs_kernels, product_by
+from .products import bias_for, placed, right_by_split, row_of_sm90, why_wrong
 
 pytestmark = needs_kernels
 
@@ -26,17 +26,10 @@ WEIGHTS = [
 SHAPES = [(72, 320), (200, 2624), (520, 4096), (17, 64)]
 
 
-def row_for(dtype: str, act: torch.dtype) -> dict:
-    row = row_of(dtype, act, "gemm_sm90", 8)
-    if may_refuse(row["name"], 1, 64):
-        pytest.skip(f"{row['name']} is not for this device")
-    return row
-
-
 @pytest.mark.parametrize("act", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("dtype", "group", "kind"), WEIGHTS)
 def test_sanitizer_one_row_is_right_and_as_the_first_of_two(dtype, group, kind, act):
-    row = row_for(dtype, act)
+    row = row_of_sm90(dtype, act, 8)
     for i, shape in enumerate(SHAPES):
         weight, bias = oracle.make(dtype, shape, group, kind), bias_for(shape[0], i)
         two = oracle.normal(2, shape[1], dtype=act, seed=i)
@@ -48,7 +41,7 @@ def test_sanitizer_one_row_is_right_and_as_the_first_of_two(dtype, group, kind, 
 
 @pytest.mark.parametrize(("dtype", "group", "kind"), [("float6_e3m2", 128, "none"), ("uint4", 32, "min")])
 def test_one_row_by_warps_that_share_k(dtype, group, kind):
-    row = row_for(dtype, torch.float16)
+    row = row_of_sm90(dtype, torch.float16, 8)
     weight = oracle.make(dtype, (520, 4160), group, kind)
     x = placed(oracle.normal(1, 4160, dtype=torch.float16, seed=5), spread=True)
     splits = [(4, 2, 1, 3, 8, 0), (4, 2, 2, 2, 8, 0), (16, 1, 1, 2, 16, 0), (4, 4, 1, 2, 16, 0)]
