@@ -198,8 +198,9 @@ constexpr int kMostStepsOfHalves = 128;
 // know what idle ones cost. 5120 x 8192, uint8, 8 rows by 160 blocks 14.7 us, by one of a multiprocessor 12.6; 10240 x
 // 8192, int8, 16 rows by 214 24.6 and 23.3; 7168 x 8192 gains by 224. Of less work, where starts and ends count for
 // more, 8 of 11 (two_each_fill_20261130.json): 6144 x 4096 by 192, 1 to 7 bits and 8 rows, -1 to -7%, 10240 x 2560 +3
-// to -8%; but 8 bits +6%, 16 rows up to +2%, 6144 x 8192 up to +6, 9216 x 4096 +5, and blocks of one row tile, 3072 x
-// 4096, +1 to +6%. Why not beside sums of x: 4096 x 4096, uint4 in groups of 64 with minima, 8 rows 5.8 us for 5.1.
+// to -8%; but 8 bits +6%, 6144 x 8192 up to +6, 9216 x 4096 +5, blocks of one row tile, 3072 x 4096, +1 to +6%; with
+// 16 rows some gain 8% and others lose 4. Why not beside sums of x: 4096 x 4096, uint4 in groups of 64 with minima, 8
+// rows 5.8 us for 5.1.
 constexpr bool may_have_two(const Split& split, const SplitQuestion& q) {
   const int64_t blocks = ceil_div(q.tiles, split.row_tiles) * split.blocks;
   const int64_t most = narrow::at_once(split, q) * split.blocks;

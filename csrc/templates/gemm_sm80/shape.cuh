@@ -50,10 +50,9 @@ using TileFor = std::conditional_t<Wanted::kTokens == 32 && Form::kFine, Tile<32
 template <class Weight, class Tile, class Form>
 struct Stage {
   static constexpr int kBits = Weight::kBits;
-  static constexpr bool kFine = Form::kFine, kZeros = Form::kZeros, kFloatScales = false;
+  static constexpr bool kFine = Form::kFine, kZeros = Form::kZeros, kFloatScales = false, kOneRow = false;
   static constexpr bool kWhole = Form::kWhole;
-  static constexpr int kXBox = Tile::kTokens * 128;  // bytes of 64 k
-  static constexpr bool kOneRow = false;
+  static constexpr int kXBox = Tile::kTokens * 128;                           // bytes of 64 k
   static constexpr int kStepCodes = Tile::kRowTiles * 256 * kBits;            // and of 128 k
   static constexpr int kStepScales = Tile::kRowTiles * 32 * (kFine ? 8 : 1);  // room for them
   static constexpr int kMost = Tile::kNarrow ? 8 : 5;  // stages in a ring. Why no more: enough bytes are under way then

@@ -172,7 +172,7 @@ __device__ __forceinline__ void add_up_x(const Problem& p, int stages, uint32_t 
 #pragma unroll 2
     for (int unit_of_stage = summer; unit_of_stage < p.ring.steps * Tile::kColumns; unit_of_stage += kSummers) {
       const int step = unit_of_stage / Tile::kColumns, column = unit_of_stage % Tile::kColumns;
-      const int x_box = x_box_of<Stage>(p);
+      const int x_box = narrow::x_box_of<Stage>(p);
       narrow::add_up_column<Act, Stage>(x + 2 * step * x_box + column * 1024, x_box,
                                         to + unit_of_stage * (narrow::kSumBytes * narrow::kSumsOfStep<Stage>), lane,
                                         Worker::kSumFactor, p.group_fragments > 0);

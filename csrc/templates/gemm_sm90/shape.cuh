@@ -212,11 +212,6 @@ struct Problem {
   FloatType bias_type;
 };
 
-template <class Stage>
-__device__ __forceinline__ int x_box_of(const Problem& p) {
-  return Stage::kOneRow ? p.x_box : Stage::kXBox;
-}
-
 // The same and the tensors that the copy engine reads: x, scales, zeros if there are any, then codes of each plane,
 // widest first [row tile][8 bytes of it along k]. Why as many as there are: the driver keeps what a kernel is told for
 // every launch of a graph, and 128 bytes for each of six tensors were most of it. The host fills in kMostMaps of them;

@@ -3,14 +3,14 @@
 //
 // For families that bring stages through a ring. Stage: from kCodesAt on codes [plane][warp][step] of kSteps steps of
 // 128 k a warp, then scales and zeros [row tile][group][16], kWhole where these are whole; from kXAt on x [part of
-// K][64 k][token][128 bytes], swizzled (kOneRow: or of one token); kGroups: bytes of a block for what warps make of
-// groups (groups.cuh). Ring: where its places, their barriers, their sums of x [part of K] and that room lie (`stage`,
-// `full`, `summed`, `empty`, `sums`, `groups`), the order of places (`first`), whether sums that are there tell that
-// all of the stage is
-// (`kSumsLast`), whether registers are so few that loads of steps and groups are kept apart (`kApart`), whether the
-// copy engine writes stages (`kByEngine`), whether warps may share K (`kSplits`; then where sums meet, meeting.cuh),
-// and whether a block has no more than a part of one task (`kOneTask`). Problem: what load.cuh, groups.cuh and
-// parts.cuh need, group_steps, and where warps may share K ring (Stages).
+// K][64 k][token][128 bytes], swizzled (kOneRow: or of one token, as it is); kGroups: bytes of a block for what warps
+// make of groups (groups.cuh). Ring: where its places, their barriers, their sums of x [part of K] and that room lie
+// (`stage`, `full`, `summed`, `empty`, `sums`, `groups`), the order of places (`first`), whether sums that are there
+// tell that all of the stage is (`kSumsLast`), whether registers are so few that loads of steps and groups are kept
+// apart (`kApart`), whether the copy engine writes stages (`kByEngine`), whether warps may share K (`kSplits`; then
+// where sums meet, meeting.cuh), and whether a block has no more than a part of one task (`kOneTask`). Problem: what
+// load.cuh, groups.cuh and parts.cuh need, group_steps, x_box where kOneRow (x_sums.cuh), and where warps may share K
+// ring (Stages).
 #pragma once
 #include "../dequant/codebook.cuh"
 #include "../dequant/float.cuh"
@@ -108,7 +108,7 @@ struct Worker {
         room(Groups::kMade ? own_ring.groups() + own_warp * Groups::kRoom : 0),
         own_sums(part * Stage::kSums + lane % 4 * (kSumBytes / 4)),
         ending(problem, ring, tile, part, warp, lane) {
-    const int x_box = this->x_box();
+    const int x_box = x_box_of<Stage>(p);
     const bool one_row = Stage::kOneRow && x_box < Stage::kXBox;
     const uint32_t own_x = Stage::kXAt + part * (Stage::kX / Stage::kXBox) * x_box;
 #pragma unroll
@@ -119,18 +119,12 @@ struct Worker {
     }
   }
 
-  // Bytes of 64 k of x.
-  __device__ __forceinline__ int x_box() const {
-    if constexpr (Stage::kOneRow) return p.x_box;
-    return Stage::kXBox;
-  }
-
   // What a sum of row half h is to be multiplied by, but for the step between codes.
   static constexpr float unit(int h) { return Decoder::kUnit / (1 << Decoder::exponent(h)); }
 
   // x of fragment f of a step; with 8 tokens of f + 1 too.
   __device__ __forceinline__ void load_x(uint32_t step, int f, Tokens& x) const {
-    const uint32_t box = step + f / 4 * x_box();
+    const uint32_t box = step + f / 4 * x_box_of<Stage>(p);
     // Stages, and x of them, begin at multiples of 128.
     const uint32_t row = kColumns == 1 ? box + own[f / 2 % 2]
                          : kScarce     ? (box + own[0]) ^ (f % 4 * 32)
@@ -189,7 +183,7 @@ struct Worker {
   __device__ __forceinline__ void run_step(uint32_t stage, uint32_t sums, int step, const Place& place,
                                            Sum& total) const {
     const bool late = kLate && step == 0;
-    const uint32_t x_at = stage + step * 2 * x_box();
+    const uint32_t x_at = stage + step * 2 * x_box_of<Stage>(p);
     Words words;
     load_words<Stage, Tile>(stage + Stage::kCodesAt, warp, step, lane, words);
     Group group;
@@ -219,7 +213,7 @@ struct Worker {
   // The same with any groups: scales follow every `Fragments` of a step, which have them in common.
   template <int Fragments>
   __device__ __forceinline__ void run_step_fine(uint32_t stage, uint32_t sums, int step, Sum& total) const {
-    const uint32_t x_at = stage + step * 2 * x_box();
+    const uint32_t x_at = stage + step * 2 * x_box_of<Stage>(p);
     constexpr int kSum = Fragments == 1 ? 1 : 2;  // fragments that there are sums of x of
     // Why late: 16 tokens of groups of 32 2 to 4% faster, 8 tokens or groups of 64 1 to 3% slower.
     // Why apart: uint4 and 16 tokens 1 to 6% faster. 8 tokens are up to 12% slower, and without zeros both. Of

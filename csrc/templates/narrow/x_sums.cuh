@@ -17,6 +17,13 @@ constexpr int kSumsOfStep = Stage::kFine ? 8 : 1;
 
 constexpr int kSumBytes = kSumLanes * 8;  // of a sum of 8 tokens: [lane][2 tokens]
 
+// Bytes of 64 k of x in a stage.
+template <class Stage, class Problem>
+__device__ __forceinline__ int x_box_of(const Problem& p) {
+  if constexpr (Stage::kOneRow) return p.x_box;
+  return Stage::kXBox;
+}
+
 // Where 16 bytes of a token lie in 64 k of x: piece ^ token % 8 of its 128, swizzled; of x of one row as they come, for
 // every token.
 __device__ __forceinline__ int place_of_x(int token, int piece, bool one_row) {

@@ -52,8 +52,8 @@ struct Fiber {
   bool begun, done;
   bool (*may_go_on)(const void* asks);  // what it waits for, none if it does not
   const void* asks;
-  uint32_t at;
-  int asked;
+  uint32_t at;   // its barrier
+  int asked;     // how many times it did not come true
   int turn = 0;  // of the cluster's barrier, when it came there last
   std::deque<Group> groups;
   Group open;
