@@ -95,6 +95,12 @@ class Opened(NamedTuple):
     x: torch.Tensor
     exact: torch.Tensor | None
 
+    def largest_error(self, m: int, x: torch.Tensor) -> float | None:
+        """The larger one of the products of the first m rows with the first and the last copy of the weight."""
+        if self.exact is None:
+            return None
+        return max(error(self.ready.calls[i](x), self.exact[:m]) for i in (0, -1))
+
 
 class Run:
     """What has been measured so far, and what was left out."""
@@ -150,7 +156,7 @@ class Run:
                 with self.spared(f"{one.side.name} {one.side.act} {problem.n}x{problem.k}"):
                     x = one.x[:m].contiguous()
                     one.ready.prepare(x)
-                    found = None if one.exact is None else error(one.ready.calls[0](x), one.exact[:m])
+                    found = one.largest_error(m, x)
                     # Why not timed if it is wrong: its time means nothing.
                     if not one.side.judged or found <= TOLERANCE[one.side.act]:
                         calls = [lambda call=call, x=x: call(x) for call in one.ready.calls]
