@@ -62,6 +62,9 @@ struct MatmulArgs {
   Runtime run;
 };
 
+// Rows of x that one launch on CUDA may have. Why not 2^31: padded to a tile of any kernel they still are an int.
+constexpr int64_t kMostRows = (int64_t{1} << 31) - 512;
+
 using MatmulFn = void (*)(const MatmulArgs&);
 
 // How the blocks of a CUDA kernel share a product of few rows of x (templates/narrow/split.cuh): rows of W in tiles of
@@ -91,7 +94,7 @@ struct WeightKind {
   constexpr bool zeros() const { return whole_zeros || any_zeros; }
 };
 
-// What that depends on. fits: bit p is set where p parts can be.
+// What a split depends on. fits: bit p is set where p parts can be.
 struct SplitQuestion {
   int64_t tiles, steps;  // row tiles of W; of 128 k
   int tokens, bits;      // rows of x that the kernel is for; of a code

@@ -10,9 +10,8 @@ namespace lowbit {
 // The bit stream of an [n, k] weight and its packed form, apart in memory, both at `place`.
 inline layout::Packed check_packing(Place place, const Tensor& stream, const Tensor& packed, int64_t n, int64_t k,
                                     int64_t bits, int64_t which) {
-  // Why 2^31: every product of padded sizes below then fits in 64 bits.
-  constexpr int64_t kLimit = int64_t{1} << 31;
-  STD_TORCH_CHECK(n >= 0 && n < kLimit && k >= 0 && k < kLimit, "n and k must be 0 to 2^31 - 1, got ", n, " and ", k);
+  STD_TORCH_CHECK(n >= 0 && n < kSizeLimit && k >= 0 && k < kSizeLimit, "n and k must be 0 to 2^31 - 512, got ", n,
+                  " and ", k);
   STD_TORCH_CHECK(bits >= 1 && bits <= 8, "bits must be 1 to 8, got ", bits);
   STD_TORCH_CHECK(which == 0 || which == 1, "layout must be 0 (cpu) or 1 (nvidia), got ", which);
   const layout::Packed form(static_cast<Layout>(which), n, k, static_cast<int>(bits));

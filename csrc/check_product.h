@@ -8,9 +8,6 @@
 
 namespace lowbit {
 
-// Why 2^31: every product of padded sizes then fits in 64 bits.
-constexpr int64_t kSizeLimit = int64_t{1} << 31;
-
 // The number of a zero kind, as ops get it: that of ZeroKind, or one more for zeros that are all whole numbers, or from
 // kEvenScales on for none and even scales, plus their unit (lowbit/pack/known.py).
 constexpr int64_t kWholeZeros = 3, kEvenScales = 4, kEvenUnits = 16;
@@ -27,7 +24,7 @@ inline Weight check_weight(Layout which, Place place, const Tensor& codes, const
                            const std::optional<Tensor>& zeros, const std::optional<Tensor>& codebook,
                            const std::optional<Tensor>& row_scales, int64_t n, int64_t k, int64_t weight,
                            int64_t group_size, int64_t zero_kind) {
-  STD_TORCH_CHECK(n >= 1 && n < kSizeLimit && k >= 1 && k < kSizeLimit, "n and k must be 1 to 2^31 - 1, got ", n,
+  STD_TORCH_CHECK(n >= 1 && n < kSizeLimit && k >= 1 && k < kSizeLimit, "n and k must be 1 to 2^31 - 512, got ", n,
                   " and ", k);
   STD_TORCH_CHECK(weight >= 0 && weight < kWeightTypes, "weight must be 0 to ", kWeightTypes - 1, ", got ", weight);
   const bool whole_row = group_size == -1;

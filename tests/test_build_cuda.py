@@ -63,7 +63,7 @@ def test_a_toolkit_that_cannot_do_it_is_refused(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="no nvcc is on PATH"):
         cuda.find(("90a",))
     tool(tmp_path, "nvcc", "echo 'Cuda compilation tools, release 12.4, V12.4.1'")
-    with pytest.raises(ValueError, match="need nvcc 12.8 or newer, got 12.4: update"):
+    with pytest.raises(ValueError, match="need nvcc 13.0 or newer, got 12.4: update"):
         cuda.find(("90a",))
     tool(tmp_path, "nvcc", f"echo 'release 13.0, V13.0.88'; echo '#$ TOP={tmp_path}/bin/..' >&2")
     found = cuda.find(("90a",))

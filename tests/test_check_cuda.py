@@ -201,7 +201,7 @@ def test_what_the_assembler_complains_of_is_found_in_its_log():
 
 def test_shared_memory_of_launchers_is_read_from_the_templates(tmp_path):
     for name, text in (
-        ("one", "static constexpr int kSharedBytes = 112 * 1024, kRegisters = 7;"),
+        ("one", "static constexpr int kSharedTwo = 112 * 1024, kRegisters = 7;"),
         ("four", "constexpr int kSharedTwo = 100 * 1024;"),
         ("five", "constexpr int kSharedAlone = 200 * 1024;"),
         ("two", "extern __shared__ char shared[];  // how much, nobody knows"),

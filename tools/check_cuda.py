@@ -97,7 +97,7 @@ _SPILLS = re.compile(r"Function properties for (\S+)\s+.*?, (\d+) bytes spill st
 _CODE = re.compile(r"^\s+Function : (\S+)$", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", re.MULTILINE)
 _SPACE = re.compile(r"^namespace lowbit::(\w+) \{", re.MULTILINE)
-_SHARED = re.compile(r"\bkShared(?:Bytes|Two|Alone) = ([\d* ]+)[,;]")
+_SHARED = re.compile(r"\bkShared(?:Two|Alone) = ([\d* ]+)[,;]")
 _SERIAL = re.compile(r"\(C\d+\) Potential Performance Loss: (wgmma.*? serialized.*?) in (?:the )?function '([^']+)'")
 _NOTHING = {"LDC", "MOV", "EXIT", "BRA", "NOP"}  # instructions of an empty kernel
 
@@ -248,7 +248,9 @@ def problems(path: Path, cuobjdump: str) -> tuple[int, list[str]]:
     def report(arch: str, name: str, sentences) -> None:
         found.extend(f"{path.name}, sm_{arch}: {name} {sentence}" for sentence in sentences)
 
-    for (arch, usage), (_, elf) in zip(dump("-res-usage"), dump("-elf")):
+    for (arch, usage), (arch_of_elf, elf) in zip(dump("-res-usage"), dump("-elf"), strict=True):
+        if arch != arch_of_elf:
+            raise SystemExit(f"check_cuda: cuobjdump lists sm_{arch} and sm_{arch_of_elf} of {path} in one place")
         threads, name = {}, ""
         for section, *sizes in _THREADS.findall(elf):
             name = section or name

@@ -95,8 +95,11 @@ def auditwheel_problems(wheel: Path) -> list[str]:
 
 def object_problems(path: Path) -> list[str]:
     """Functions of a unit compiled for one instruction set that the linker may hand to code for every CPU."""
+    parts = path.name.split("_")
+    if len(parts) < 3 or parts[0] != "cpu":
+        return ["is no object of one instruction set, expected a name such as cpu_avx2_4.o"]
     done = subprocess.run(["nm", "-C", "--defined-only", str(path)], check=True, capture_output=True, text=True)
-    own = f"lowbit::cpu::{path.name.split('_')[1]}::"
+    own = f"lowbit::cpu::{parts[1]}::"
     shared = (line.split(maxsplit=2)[1:] for line in done.stdout.splitlines())
     return [f"shares {name}, expected only {own}*" for kind, name in shared if kind in "WVuw" and own not in name]
 
@@ -112,7 +115,7 @@ def main(paths: list[str]) -> int:
         if found or path.suffix != ".o":
             print(f"{path.name} ({path.stat().st_size / 1000:.0f} kB): " + ("; ".join(found) or "good"))
         failed |= bool(found)
-    return int(failed)
+    return int(failed or not paths)
 
 
 if __name__ == "__main__":

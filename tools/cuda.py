@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 #: The oldest nvcc that knows --compress-mode and every architecture of the wheel.
-OLDEST = (12, 8)
+OLDEST = (13, 0)
 _ARCH = re.compile(r"\d{2,3}[af]?")
 
 

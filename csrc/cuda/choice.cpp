@@ -65,9 +65,9 @@ bool is_whole(int64_t value, int64_t least, int64_t most) { return value >= leas
 // The kernel of a line; null where it may not run what the line is for.
 const ProductRow* row_of(const TunedChoice& line) {
   if (!line.kernel || !is_whole(line.weight, 0, kWeightTypes - 1) || !is_whole(line.zero_kind, 0, kWholeZeros) ||
-      !(line.group_size == -1 || is_whole(line.group_size, 16, 256)) || !is_whole(line.n, 1, kSizeLimit) ||
-      !is_whole(line.k, 1, kSizeLimit) || !is_whole(line.least, 1, line.most) || !is_whole(line.capability, 0, 1000) ||
-      !is_whole(line.blocks, 0, 1 << 20))
+      !(line.group_size == -1 || is_whole(line.group_size, 16, 256)) || !is_whole(line.n, 1, kSizeLimit - 1) ||
+      !is_whole(line.k, 1, kSizeLimit - 1) || !is_whole(line.least, 1, line.most) ||
+      !is_whole(line.capability, 0, 1000) || !is_whole(line.blocks, 0, 1 << 20))
     return nullptr;
   const auto found = rows_by_name().find(line.kernel);
   if (found == rows_by_name().end()) return nullptr;
@@ -165,6 +165,13 @@ int64_t lowbit_cuda_tune(const lowbit::cuda::TunedChoice* lines, int64_t count) 
   return used;
 }
 
+// Whether a plan can be asked for: beyond these sizes its numbers overflow.
+static bool can_be_asked(int weight, int64_t m, int64_t n, int64_t k) {
+  const int64_t most = lowbit::kSizeLimit - 1;
+  return weight >= 0 && weight < lowbit::kKernelTypes && std::min({m, n, k}) >= 1 && n <= most && k <= most &&
+         m <= lowbit::kMostRows;
+}
+
 // Of a weight that is nowhere but in a question.
 static lowbit::Weight asked_weight(int64_t n, int64_t k, int64_t group_size, int zero_kind, int scale_type) {
   lowbit::Weight w{};
@@ -177,7 +184,7 @@ const char* lowbit_cuda_choice(int weight, int act, int64_t m, int64_t n, int64_
                                int scale_type, int capability, int blocks, int pairs, int* tuned) {
   using namespace lowbit::cuda;
   *tuned = 0;
-  if (weight < 0 || weight >= lowbit::kKernelTypes || m < 1 || n < 1 || k < 1) return "";
+  if (!can_be_asked(weight, m, n, k)) return "";
   const int clusters[] = {blocks, pairs};
   const lowbit::Weight w = asked_weight(n, k, group_size, zero_kind, scale_type);
   const Choice found = choose(weight, act, question(w, weight, act, m, capability, clusters));
@@ -190,7 +197,7 @@ const char* lowbit_cuda_plan(int weight, int act, int64_t m, int64_t n, int64_t 
   using namespace lowbit::cuda;
   static thread_local std::string text;
   text.clear();
-  if (weight < 0 || weight >= lowbit::kKernelTypes || m < 1 || n < 1 || k < 1) return text.c_str();
+  if (!can_be_asked(weight, m, n, k)) return text.c_str();
   const int clusters[] = {blocks, pairs};
   const lowbit::Weight w = asked_weight(n, k, group_size, zero_kind, scale_type);
   const Question q = question(w, weight, act, m, capability, clusters);

@@ -30,7 +30,7 @@ Choice choose(int weight, int act, const Question& q);
 
 // A line of lowbit_cuda_tune, for weights with scales of 16 bits; lowbit/autotune/tuned.py mirrors it. Products of
 // `least` to `most` rows of x with a weight [n, k] run `kernel` on devices of this capability (90 for 9.0) that run so
-// many blocks at once. weight, act, zero_kind: indices into KERNEL_TYPES and ACT_TYPES of lowbit/dtypes.py and
+// many blocks at once. weight, act, zero_kind: indices into WEIGHT_TYPES and ACT_TYPES of lowbit/dtypes.py and
 // OP_ZERO_KINDS of lowbit/scheme.py, of which the last is whole zeros: 0 is for even scales and others alike.
 struct TunedChoice {
   const char* kernel;

@@ -2,7 +2,6 @@
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
-#include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/Exception.h>
 
 #include <array>

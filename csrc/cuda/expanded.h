@@ -19,7 +19,7 @@ void multiply_expanded(const MatmulArgs& args, const DequantRow& kernel, const L
 // Rows row_begin .. row_begin + out.size(0) - 1 of a weight to out [rows, k], dense or with adjacent columns.
 void expand(const Weight& w, int64_t row_begin, const DequantRow& kernel, const Launch& launch, const Tensor& out);
 
-// Rows of x behind each other at multiples of 16 bytes: a copy of them, and args.x that says where it lies.
+// Rows of x behind each other at multiples of 16 bytes: a copy of them; x then says where it lies.
 Tensor align_rows(Input& x, int64_t k, int device, const Tensor& tensor);
 
 }  // namespace lowbit::cuda

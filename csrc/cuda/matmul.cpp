@@ -7,7 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <string>
+#include <exception>
 #include <string_view>
 #include <vector>
 
@@ -251,8 +251,8 @@ void dequantize_out(const Tensor& codes, const Tensor& scales, const std::option
   const int device = codes.get_device_index();
   check_place(out, "out", {true, device});
   const int64_t rows = check_rows(out, "out", k).count;
-  STD_TORCH_CHECK(row_begin >= 0 && row_begin + rows <= n, "rows must be 0 to ", n, " at most, got ", row_begin, " to ",
-                  row_begin + rows);
+  STD_TORCH_CHECK(row_begin >= 0 && rows <= n && row_begin <= n - rows, "rows must be 0 to ", n, " at most, got ", rows,
+                  " from ", row_begin, " on");
   const DequantRow& kernel = dequant_kernel(w, weight, float_type(out, "out"));
   if (rows == 0) return;
   const DeviceScope scope(device);
@@ -290,11 +290,15 @@ void lowbit_cuda_force_split(const int* split) {
   lowbit::cuda::forced_split = packed;
 }
 
-void lowbit_cuda_device(int device, int* numbers) {
+// Why no exception leaves it: its callers are not C++.
+int lowbit_cuda_device(int device, int* numbers) try {
   using namespace lowbit::cuda;
   const DeviceScope scope(device);
   const Clusters most = most_clusters(device);
   numbers[0] = compute_capability(device), numbers[1] = most[0], numbers[2] = most[1];
+  return 0;
+} catch (const std::exception&) {
+  return 1;
 }
 
 void lowbit_cuda_watch(lowbit::cuda::ProductWatcher watch) { lowbit::cuda::watcher = watch; }

@@ -26,7 +26,8 @@ extern "C" __attribute__((visibility("default"))) const char* lowbit_cuda_plan(i
                                                                                int capability, int blocks, int pairs);
 
 // What a plan depends on of a device: its compute capability, the blocks and the pairs of blocks that it runs at once.
-extern "C" __attribute__((visibility("default"))) void lowbit_cuda_device(int device, int* numbers);
+// Returns 0, or 1 where there is no such device, or it fails.
+extern "C" __attribute__((visibility("default"))) int lowbit_cuda_device(int device, int* numbers);
 
 namespace lowbit::cuda {
 

@@ -5,7 +5,6 @@
 
 #include "../args.h"
 #include "../templates/columns.cuh"
-#include "../templates/deal.cuh"
 #include "../templates/decode/spread.cuh"
 #include "../templates/form.cuh"
 #include "split.h"
@@ -75,8 +74,8 @@ constexpr bool rounds_few(int tokens, const Question& q) { return tokens > 16 &&
 
 constexpr float kNever = 1e30f;  // the tile does not hold the product
 
-// What of a step of 256 columns takes less where fewer are multiplied. Measured on an H200, us, 8192 x 8192 with 208,
-// 224 and 256 rows: int4 48.9, 50.8 and 54.9, int8 52.7, 56.1 and 60.1.
+// The share of a step of 256 columns that shrinks with the columns that are multiplied. Measured on an H200, us, 8192 x
+// 8192 with 208, 224 and 256 rows: int4 48.9, 50.8 and 54.9, int8 52.7, 56.1 and 60.1.
 constexpr float kByColumns = 0.65f;
 constexpr float columns_share(const Question& q, int tokens) {
   const float there = static_cast<float>(columns_of_each(tokens, q.m)) / static_cast<float>(tokens);

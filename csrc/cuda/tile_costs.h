@@ -187,7 +187,7 @@ constexpr bool has_blocks(const BlockCost& cost, int bits, const WeightKind& kin
                              : has_halves(cost.tokens, bits, kind.is_float, kind.codebook, kind.fine);
 }
 
-// Of the fastest ones; blocks: whose sums meet, 0 where none can be.
+// The time by the fastest kind of blocks; blocks: how many of them add up their sums, 0 where no kind holds it.
 struct BlockTime {
   float us;
   int blocks, row_tiles;

@@ -1,9 +1,8 @@
 // Family `dequant`: rows of a packed weight as fp32, fp16 or bf16, for the vendor's product to read.
 //
 //   in   DequantArgs::w in layout nvidia (lowbit/pack/layout.py), packed by pack_weight
-//   out  [rows, k], itself and its row pitch multiples of 16 bytes, the pitch at least k rounded up to 8: columns from
-//   k
-//        to there are written too, with numbers that mean nothing
+//   out  [rows, k], itself and its row pitch multiples of 16 bytes, the pitch at least k rounded up to 8: the columns
+//        from k to there are written too, with numbers that mean nothing
 //
 // The value is computed in fp32 and rounded once, in the order of QuantTensor.dequantize, whose bits it has.
 //
@@ -23,6 +22,7 @@
 #include <type_traits>
 
 #include "code_value.cuh"
+#include "form.cuh"
 #include "lane_vector.cuh"
 #include "lane_words.cuh"
 #include "quad.cuh"
@@ -189,10 +189,8 @@ int launch(const DequantArgs& args, const Launch& launch, Affine affine) {
   Shape shape{};
   shape.columns = static_cast<int>(packed.cols);
   shape.pieces = static_cast<unsigned>(pieces);
-  shape.group_shift = 31;
-  if (w.group_size > 0)
-    for (shape.group_shift = 4; w.group_size >> shape.group_shift > 1;) ++shape.group_shift;
-  shape.groups = static_cast<int>(w.group_size > 0 ? (w.k + w.group_size - 1) / w.group_size : 1);
+  shape.group_shift = w.group_size < 0 ? 31 : group_length(w).fragments + 4;
+  shape.groups = static_cast<int>(groups_of(w));
 
   cudaLaunchConfig_t config{};
   config.gridDim = static_cast<unsigned>(blocks * pieces);

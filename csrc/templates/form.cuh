@@ -1,8 +1,6 @@
 // Which of a tile's kernels serves a weight: those for scales that change within 128 k are others than those for scales
 // that don't, and zeros that are there cost.
 #pragma once
-#include <type_traits>
-
 #include "../args.h"
 #include "layout.cuh"
 

@@ -1,5 +1,5 @@
-// Family `gemm_sm90`: y = x * W^T for 5 tokens and more, on tensors that the copy engine brings (compute capability 9.0
-// and newer; 17 tokens and more on 9.0 alone).
+// Family `gemm_sm90`: y = x * W^T for any number of tokens, on tensors that the copy engine brings (compute capability
+// 9.0 to 11.x; tiles of more than 16 tokens on 9.0 alone).
 //
 //   W  packed codes in layout nvidia, scales and zeros [N/16][G][16] (lowbit/pack/layout.py) of 16 bits, of fp32 where
 //      Stage::kFloatScales; codes mean numbers, or values of a codebook of 4 bits (dequant/codebook.cuh)
@@ -236,7 +236,7 @@ constexpr bool kHalves =
 template <class Weight, class Act, class Tile>
 inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   const bool fits = Tile::kWgmma ? launch.capability == 90 : launch.capability >= 90 && launch.capability < 120;
-  if (!fits || args.x.m < 1) return cudaErrorInvalidValue;
+  if (!fits || args.x.m < 1 || args.x.m > kMostRows) return cudaErrorInvalidValue;
   if (Weight::kCodebook && args.w.zero_kind != ZeroKind::kNone) return cudaErrorInvalidValue;
   const bool fp32_scales = args.w.scale_type == ScaleType::kFloat32;
   if (fp32_scales && args.w.group_size == 16) return cudaErrorInvalidValue;

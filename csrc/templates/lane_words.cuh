@@ -72,12 +72,6 @@ struct LaneWords {
         body(start + tile_bytes(kWidth) * i, first_word(kWidth) + Count::value * i, Count{}, k + i * kTileK);
     });
   }
-
- private:
-  // Left by `amount` bits, right when it is negative. Bits that cross a byte are masked away.
-  static LOWBIT_HOST_DEVICE constexpr uint32_t shifted(uint32_t value, int amount) {
-    return amount >= 0 ? value << amount : value >> -amount;
-  }
 };
 
 }  // namespace lowbit::layout

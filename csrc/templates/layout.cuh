@@ -14,6 +14,9 @@
 
 namespace lowbit {
 
+// N and K of a weight are below this. Why not 2^31: padded to a tile of any kernel they still are an int.
+constexpr int64_t kSizeLimit = (int64_t{1} << 31) - 511;
+
 // Indices into LAYOUTS of lowbit/pack/layout.py.
 enum class Layout : int32_t { kCpu, kNvidia };
 
@@ -108,6 +111,11 @@ LOWBIT_HOST_DEVICE constexpr int group_place(Layout layout, int row) {
 // Eight-bit activations are stored in this order inside each 16 k, so that four adjacent bytes meet the four bytes
 // `(word >> step_bit) & byte_mask(width)` of one row: place i of the 16 holds k = stored_k(i).
 LOWBIT_HOST_DEVICE constexpr int stored_k(int place) { return place % 2 * 8 + place / 2; }
+
+// Left by `amount` bits, right when it is negative. Bits that cross a byte are masked away afterwards.
+LOWBIT_HOST_DEVICE constexpr uint32_t shifted(uint32_t word, int amount) {
+  return amount >= 0 ? word << amount : word >> -amount;
+}
 
 // Every `width`-bit field at step 0 of the four bytes of a word; of its two 16-bit halves.
 LOWBIT_HOST_DEVICE constexpr uint32_t byte_mask(int width) { return 0x01010101u * ((1u << width) - 1u); }

@@ -1,8 +1,7 @@
 // Between the canonical bit stream and layout nvidia, exact both ways (lowbit/pack/layout.py).
 //
-//   stream  [n, ceil(k * Bits / 8)] bytes, dense, rows at any address; bits behind a row's last code are ignored by
-//   pack
-//           and written as 0 by unpack
+//   stream  [n, ceil(k * Bits / 8)] bytes, dense, rows at any address; pack ignores the bits behind a row's last code,
+//           unpack writes them as 0
 //   packed  layout::Packed::nbytes() bytes, 16-byte aligned; pack writes all of them, pad codes as 0
 //
 // A block takes 16 rows x kBlockK k, a warp kWarpK of these. The bytes of the stream lie in shared memory in between:
@@ -13,7 +12,6 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include "../args.h"
 #include "lane_vector.cuh"
 #include "quad.cuh"
 #include "stream_pairs.cuh"
@@ -34,7 +32,6 @@ struct Rows {
   static constexpr int kWords = kBlockK * Bits / 32;  // of a row
   // Why + 4: the eight rows that a warp reads at a time then start in banks 0, 4, ... 28.
   static constexpr int kPitch = kWords + 4;
-  static constexpr int kBytes = layout::kTileRows * kPitch * 4;
   using Words = layout::LaneWords<Bits, kWarpK>;
 };
 

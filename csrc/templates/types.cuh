@@ -28,7 +28,6 @@ struct Float {
   static constexpr int kBits = 1 + Exponent + Mantissa;
   static constexpr bool kFloat = true;
   static constexpr bool kCodebook = false;
-  static constexpr int kExponent = Exponent, kMantissa = Mantissa;
   static constexpr int kBias = (1 << (Exponent - 1)) - 1;
 };
 

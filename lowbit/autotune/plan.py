@@ -9,7 +9,7 @@ from .. import extension
 from ..dtypes import kernel_type, weight_id, weight_type
 from ..errors import DeviceError, ExtensionError, ShapeError
 from ..scheme import EVEN_SCALES, SCALE_TYPES, WIDER_SCALES, Scheme
-from .problem import Problem
+from .problem import MOST, Problem
 
 #: Rows of x, each standing for those from the one before on, that plans are shown and logged for.
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
@@ -52,12 +52,14 @@ class Candidate:
 
 
 def device_of(index: int) -> Device:
-    """The CUDA device `index`. Raises ExtensionError when lowbit's CUDA library is not loaded."""
+    """The CUDA device `index`. Raises ExtensionError when lowbit's CUDA library is not loaded, DeviceError where no
+    such device answers."""
     library = extension.cuda()
     if isinstance(library, str):
         raise ExtensionError(library)
     numbers = (ctypes.c_int * 3)()
-    library.lowbit_cuda_device(index, numbers)
+    if library.lowbit_cuda_device(index, numbers):
+        raise DeviceError(f"expected the index of a CUDA device that answers, got {index}")
     return Device(*numbers)
 
 
@@ -91,10 +93,11 @@ def candidates(
     uneven_scales: all zeros are whole numbers, scales are not even (lowbit/pack/known.py), which is found out when a
     weight is packed; codebook: the weight has one.
 
-    Raises ShapeError for a size below 1, ExtensionError when this build has no CUDA library that loads.
+    Raises ShapeError for a size below 1 or beyond 2^31 - 512, ExtensionError when this build has no CUDA library that
+    loads.
     """
-    if min(m, n, k) < 1:
-        raise ShapeError(f"expected sizes of at least 1, got M {m}, N {n}, K {k}")
+    if min(m, n, k) < 1 or max(m, n, k) > MOST:
+        raise ShapeError(f"expected sizes of 1 to {MOST}, got M {m}, N {n}, K {k}")
     library = extension.cuda_library()
     problem = Problem.of(scheme, act, n, k, whole_zeros)
     numbers = numbers_of(problem, m, device, scheme.scale_type, codebook, uneven_scales)

@@ -23,7 +23,8 @@ EDGES = (
 _WIDE = 256
 #: What is tuned unless it is said: all ranges, and two of long prompts.
 DEFAULT_MS = (*EDGES, 2048, 4096)
-_LIMIT = 1 << 31
+#: The largest N, K and M: padded to a tile of any kernel they still are an int (csrc/templates/layout.cuh, kSizeLimit).
+MOST = (1 << 31) - 512
 
 Span = tuple[int, int]  # least and most rows of x
 
@@ -56,7 +57,7 @@ class Problem:
 
     def why_not(self) -> str | None:
         """What is wrong with a problem that was read from a file, or None. Raises LowbitError for unknown types."""
-        sizes = all(type(size) is int and 1 <= size < _LIMIT for size in (self.n, self.k))
+        sizes = all(type(size) is int and 1 <= size <= MOST for size in (self.n, self.k))
         if not sizes or self.zeros not in ZEROS or self.act not in FAMILY_ACTS["decode"]:
             return f"there is no product {self}"
         return why_not(self.weight, group_size=self.group_size)
@@ -80,6 +81,6 @@ def spans_of(ms: Iterable[int] | None) -> list[Span]:
     """The ranges that numbers of rows lie in, each once, in order. Raises ShapeError for one that is none."""
     ms = DEFAULT_MS if ms is None else [ms] if isinstance(ms, int) else list(ms)
     for m in ms:
-        if isinstance(m, bool) or not isinstance(m, int) or not 1 <= m < _LIMIT - _WIDE:
+        if isinstance(m, bool) or not isinstance(m, int) or not 1 <= m <= MOST - _WIDE:
             raise ShapeError(f"expected ms to be numbers of rows of x, whole and at least 1, got {m!r}")
     return sorted({span_of(m) for m in ms})

@@ -26,7 +26,6 @@ struct ByteWorker {
   using Ring = typename Feed::Ring;
   static constexpr bool kZeros = Form::kZeros, kFine = Form::kFine;
   static constexpr int kUnits = Form::kUnits, kSets = Form::kSets;
-  static constexpr bool kFloat = false;
   static constexpr int kBits = Weight::kBits, kTokens = Tile::kTokens, kRows = Ring::kRows;
   static constexpr int kPhases = kFine ? 1 : 4 / kTokens;                        // steps in a product
   static constexpr int kTurn = kPhases > Ring::kSteps ? kPhases : Ring::kSteps;  // steps in which stages and these meet

@@ -65,7 +65,7 @@ struct FloatFeed {
     for (int width = 8; width >= 1; width /= 2)
       if (kBits & width)
         codes[planes::plane_index(kBits, width)] =
-            p.codes + p.plane_stride * (kBits & ~(2 * width - 1)) + code * 2 * width + lane * 16;
+            p.codes + p.plane_stride * layout::plane_low(kBits, width) + code * 2 * width + lane * 16;
 
     const int last_k = min((chunk + left) * kStepK, p.k) - 1;
     const int group = chunk * kStepK >> p.group_shift;

@@ -22,7 +22,6 @@ struct FloatWorker {
   using Words = typename Decoder::Words;
   using Sum = float[4];
   using Table = bytes::NoTable;
-  static constexpr bool kFloat = true;
   static constexpr int kBits = Weight::kBits, kTokens = Tile::kTokens, kRows = Ring::kRows;
   static constexpr int kPhases = 8 / kTokens;  // steps in a product
   static constexpr int kTurn = 1;              // steps that a slice is rounded up to

@@ -107,7 +107,7 @@ struct Meeting {
 
   // Why two places: one is read while the next is written. No block is two passes ahead of another: to pass a meeting
   // it needs what each of them handed in after it had read the one before. Where there are more passes than one, every
-  // block owns a tile of each (spread.cuh).
+  // block owns a tile of each (sharing.cuh).
   __device__ __forceinline__ void next_pass() {
     const bool was_odd = pass.number & 1;
     pass.sums += was_odd ? -p.meeting_bytes : p.meeting_bytes;

@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include "../../args.h"
-#include "../cut.cuh"
 #include "../dequant/looked_up.cuh"
 #include "../form.cuh"
 #include "../layout.cuh"

@@ -42,7 +42,7 @@ struct WeightForm {
   }
 };
 
-// What of a kernel that depends on.
+// What sharing depends on of a kernel.
 struct Traits {
   WeightForm weight;
   int tokens, warps, shared_bytes;  // of its blocks
@@ -105,6 +105,7 @@ inline int share(const Traits& traits, Sharing& p, int cluster_shift, int warps_
   p.row_groups = {p.tiles / row_groups, p.tiles % row_groups};
   p.most_tiles = (p.tiles + row_groups - 1) / row_groups;
   const int block_steps = p.slices.each * warps_k + std::min(p.slices.more, warps_k);
+  if (int64_t{block_steps} * p.m * kRowBytes > traits.shared_bytes) return 0;
   p.x_bytes = block_steps * p.m * kRowBytes;
   p.table_bytes = ((block_steps + 8) * traits.tokens * traits.table_step_bytes + 15) / 16 * 16;
   const int64_t fixed = traits.x_at + static_cast<int64_t>(p.x_bytes) + p.table_bytes;

@@ -72,7 +72,7 @@ struct StageFeed {
     for (int width = 8; width >= 1; width /= 2)
       if (kBits & width)
         codes[planes::plane_index(kBits, width)] =
-            p.codes + p.plane_stride * (kBits & ~(2 * width - 1)) + code * 2 * width + lane * 16;
+            p.codes + p.plane_stride * layout::plane_low(kBits, width) + code * 2 * width + lane * 16;
     const int own = lane % kScaleCopies, row = min(walk.tile + own / (2 * kUnits * kSteps), walk.end_tile - 1);
     scales = (lane < kScaleCopies ? p.scales : p.zeros) + wide_product(row, p.groups) * 32 + own % 2 * 16;
     walk.next(kRows);

@@ -34,7 +34,7 @@ struct Tile {
   static constexpr int kRingBytes = kRingKilobytes * 1024 / kWarps;
 };
 
-// A warp's ring of codes that are multiplied as bytes. units: parts of a step that have scales of their own.
+// A warp's ring of codes.
 struct RingSizes {
   int rows;                     // row tiles side by side, which share x
   int steps;                    // of 128 k in a stage
@@ -43,6 +43,7 @@ struct RingSizes {
   constexpr int bytes() const { return depth * stage_bytes; }
 };
 
+// That of codes that are multiplied as bytes. units: parts of a step that have scales of their own.
 template <class Tile>
 constexpr RingSizes ring_of(int bits, int units, bool zeros) {
   constexpr bool kHalf = Tile::kKind == Kind::kHalf;
@@ -69,7 +70,8 @@ constexpr RingSizes ring_of(int bits, int units, bool zeros) {
   return ring;
 }
 
-// That of floats which are none: a step a stage, and with it room for scales of a chunk (float_feed.cuh).
+// That of floats which are not multiplied as bytes: a step a stage, and with it room for scales of a chunk
+// (float_feed.cuh).
 template <class Tile>
 constexpr RingSizes float_ring_of(int bits) {
   constexpr int kChunk = 8;  // steps

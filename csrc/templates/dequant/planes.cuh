@@ -11,10 +11,7 @@
 
 namespace lowbit::planes {
 
-// Shift left by `amount` bits, right when it is negative. Bits that cross a byte are masked away later.
-__device__ __forceinline__ uint32_t shifted(uint32_t word, int amount) {
-  return amount >= 0 ? word << amount : word >> -amount;
-}
+using layout::shifted;
 
 __host__ __device__ constexpr uint32_t bytes(uint32_t mask) { return mask * 0x01010101u; }
 __host__ __device__ constexpr uint32_t halves(uint32_t mask) { return mask * 0x00010001u; }
@@ -23,7 +20,9 @@ __host__ __device__ constexpr uint32_t halves(uint32_t mask) { return mask * 0x0
 __host__ __device__ constexpr int plane_count(int bits) {
   return (bits & 1) + (bits >> 1 & 1) + (bits >> 2 & 1) + (bits >> 3 & 1);
 }
-__host__ __device__ constexpr int plane_index(int bits, int width) { return plane_count(bits & ~(2 * width - 1)); }
+__host__ __device__ constexpr int plane_index(int bits, int width) {
+  return plane_count(layout::plane_low(bits, width));
+}
 
 // Words of all planes for 128 k, widest plane first.
 template <int Bits>
@@ -33,7 +32,7 @@ struct Words {
 
   // The word of plane `width` that holds u, and the bit of its byte where the field starts.
   __device__ __forceinline__ uint32_t of(int width, int u) const {
-    return word[2 * (Bits & ~(2 * width - 1)) + u / (8 / width)];
+    return word[2 * layout::plane_low(Bits, width) + u / (8 / width)];
   }
   static __host__ __device__ constexpr int bit(int width, int u) { return layout::step_bit(width, u % (8 / width)); }
 };

@@ -4,7 +4,6 @@
 // with one rounding: the error is that of a weight expanded to x's type. Zeros of floats take one more. Sums then need
 // no scale of their own, however many tokens they hold.
 #pragma once
-#include <type_traits>
 
 #include "../form.cuh"
 #include "float.cuh"
@@ -283,7 +282,7 @@ struct PlacedDecoder {
       if (!(kBits & width)) continue;
       const uint32_t mask = (group.kept[0] & half_of(width, 0)) | (group.kept[1] & half_of(width, 1));
 #pragma unroll
-      for (int i = 0; i < 2 * width; ++i) words.word[2 * (kBits & ~(2 * width - 1)) + i] &= mask;
+      for (int i = 0; i < 2 * width; ++i) words.word[2 * layout::plane_low(kBits, width) + i] &= mask;
     }
   }
 

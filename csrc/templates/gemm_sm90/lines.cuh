@@ -3,8 +3,8 @@
 //
 // Why: a store straight from the sums of wgmma writes 16 bytes of each of 8 tokens, and takes as long as 8 lines.
 //
-//   of a warpgroup   [2 buffers][pair of columns][16 tokens][128 bytes]; 8 rows of W, 16 bytes, lie at place ^ token %
-//   8
+//   of a warpgroup   [2 buffers][pair of columns][16 tokens][128 bytes]
+//                    8 rows of W, 16 bytes, lie at place ^ token % 8
 //
 // The end of a task runs once, so that instructions are not at hand: each takes some five cycles, and the tensor cores
 // wait for most of them. So there are few (docs/notes/gemm-sm90-versions.md, version 107).

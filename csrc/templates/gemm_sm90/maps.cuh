@@ -182,6 +182,7 @@ inline bool pose(const Traits& traits, const MatmulArgs& args, const Launch& lau
   for (int width = 8; width >= 1; width /= 2) {
     if (!(traits.bits & width)) continue;
     const uint64_t row = packed.cols * 2 * width;
+    if (row / 8 > INT32_MAX) return false;  // coordinates of a box are 32 bits wide
     const uint64_t rows = packed.rows / 16;
     const auto step = static_cast<uint32_t>(32 * width);
     Plane plane{args.w.codes + packed.rows / 8 * packed.cols * layout::plane_low(traits.bits, width),

@@ -7,7 +7,6 @@
 #include <type_traits>
 
 #include "../../args.h"
-#include "../columns.cuh"
 #include "../deal.cuh"
 #include "../dequant/planes.cuh"
 #include "../form.cuh"
@@ -29,10 +28,10 @@ constexpr int kSharedHalf = 110 * 1024;
 static_assert(kSharedAlone == narrow::shared_bytes(16) && kSharedHalf == narrow::shared_bytes(8));
 
 // Tokens: columns of a tile, at most. Up to 16 are multiplied by mma.sync, with 16 warps, or with Workers = 8 in half
-// of a multiprocessor; more by wgmma, with two warpgroups, of which each has the registers for 64 x 128 sums, or, with
-// Workers = 8 and 32 or 64 tokens, in half of one too (wide_blocks.cuh). A warp takes 16 rows; with Parts = 2 the two
-// warpgroups have the same 64 rows, and stages in turns (shared_rows.cuh). More warps help: one brings everything,
-// others add up x.
+// of a multiprocessor; more by wgmma, with two warpgroups, of which each has the registers for 64 x 128 sums (64 x 256
+// in large.cuh), or, with Workers = 8 and 32 or 64 tokens, in half of one too (wide_blocks.cuh). A warp takes 16 rows;
+// with Parts = 2 the two warpgroups have the same 64 rows, and stages in turns (shared_rows.cuh). More warps help: one
+// brings everything, others add up x.
 template <int Tokens, int Workers = 16, int Parts = 1>
 struct Tile {
   static constexpr int kTokens = Tokens, kColumns = Tokens / 8;
@@ -44,7 +43,7 @@ struct Tile {
   static constexpr bool kLarge = Tokens >= 144;                      // a kernel of its own, large.cuh
   // Bytes of shared memory of a block.
   static constexpr int kShared = kHalf ? kSharedHalf : kLarge ? kSharedTwoRings : kSharedAlone;
-  static constexpr int kRowTiles = kWarps / kParts, kRows = 16 * kRowTiles;
+  static constexpr int kRowTiles = kWarps / kParts;
   static constexpr int kCluster = Tokens == 256 ? 2 : 1;  // most blocks of a task that have rows of their own
   // Whether there is one for every form of weights: for powers of two. Others have none for scales finer than 128 k,
   // and none for zeros that are no whole numbers. Why not: those are hardly slower, and all of a build is to take ten
@@ -189,7 +188,7 @@ struct Problem {
   int group_fragments;  // fragment >> group_fragments is a group
   int stage_groups;     // groups in a stage
   int group_bytes;      // of a row tile's scales: 32, or 64 of fp32
-  narrow::Stages ring;  // of tiles of up to 16 tokens
+  narrow::Stages ring;  // of wider tiles: the depth, and of the split early and next_after
   int box_steps;        // and a box of their codes: how many times 128 k, or all of a warp's steps
   bool deep_x;          // whether x of a stage is one box of them
   int x_box;            // bytes of 64 k of x up to 16 tokens: Stage::kXBox, or 128 of one row

@@ -50,8 +50,8 @@ __device__ __forceinline__ void with_columns(int tokens, const Body& body) {
 }
 
 // What the sums of a lane's row halves are counted in: the scale of the group that was added last. So values stay exact
-// numbers, and a scale costs a multiplication of the sums, not of each value: sum = sum * (last scale / next scale) +
-// ...
+// numbers, and a scale costs a multiplication of the sums, not of each value. At the next group:
+// sum = sum * (last scale / next scale) + what is added.
 struct Units {
   static constexpr float kLeast = 0x1p-64f, kNormal = 0x1p-126f;
   float now[2] = {0.0f, 0.0f};  // 0: nothing was added yet

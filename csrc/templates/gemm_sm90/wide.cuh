@@ -4,7 +4,6 @@
 #include "../dequant/fused.cuh"
 #include "../dequant/load.cuh"
 #include "../ptx/async.cuh"
-#include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 #include "meeting.cuh"
 #include "parts.cuh"

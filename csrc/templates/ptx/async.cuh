@@ -56,7 +56,7 @@ __device__ __forceinline__ float reciprocal(float a) {
   return inverse;
 }
 
-// A barrier in shared memory that counts arrivals of threads, one when all copies of a thread up to now have come.
+// A barrier in shared memory that counts arrivals; a thread's own comes when all copies have that it has issued.
 __device__ __forceinline__ void arrivals_init(uint32_t barrier, int threads) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(barrier), "r"(threads) : "memory");
 }

@@ -1,6 +1,6 @@
 // Clusters of blocks (compute capability 9.0): rank, barrier, stores into the shared memory of another block.
 //
-// Where there are no clusters a cluster is one block, and its barrier that of the block.
+// Below 9.0 these do nothing and the rank is 0: nobody may rely on them there.
 #pragma once
 #include <cuda_runtime.h>
 
