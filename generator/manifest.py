@@ -9,7 +9,6 @@ from pathlib import Path
 from lowbit.dtypes import ACT_TYPES, KERNEL_TYPES
 
 from .enumerate import Row, decoder
-from .render import MADE
 
 FORMAT = 1
 
@@ -72,14 +71,6 @@ def support_table(found: Sequence[Row]) -> str:
     return f"| weight | {heads} |\n|" + " --- |" * (len(ACT_TYPES) + 1) + "\n" + "".join(body)
 
 
-def is_generated(path: Path) -> bool:
-    """Whether it is a file that this generator made. Why so careful: ``--out`` may name a folder with other sources."""
-    if path.suffix not in (".cpp", ".cu", ".inc") or not path.is_file():
-        return False
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        return next(lines, "").startswith(MADE)
-
-
 def write(out: Path, files: dict[str, str]) -> list[str]:
     """Write what changed, delete generated files that are no longer made; the names that were touched.
 
@@ -93,7 +84,7 @@ def write(out: Path, files: dict[str, str]) -> list[str]:
             path.write_text(text)
             touched.append(name)
     for path in sorted(out.iterdir()):
-        if path.name not in files and is_generated(path):
+        if path.name not in files and path.is_file() and path.read_bytes().startswith(b"// generated"):
             path.unlink()
             touched.append(path.name)
     return touched

@@ -13,12 +13,10 @@ from .families import Variant
 from .naming import CUDA_ACTS, cpp_weight, enumerator, table_name
 
 COMMAND = "python -m generator --out build/gen"
-#: How every file of sources that is made begins.
-MADE = "// generated, do not edit"
 
 
 def banner(template: str) -> str:
-    return f"{MADE}; template {template}; {COMMAND}\n"
+    return f"// generated, do not edit; template {template}; {COMMAND}\n"
 
 
 def _cpu_frame(variant: Variant, headers: Iterable[str], body: str) -> str:
