@@ -52,9 +52,10 @@ def quantize_model(
     the device each layer lies on; fuse: also let layers that read the same x share a product (:func:`lowbit.fuse`).
     progress: called with (done, total, name) after each layer.
 
-    A layer used in several places is quantized once. A layer whose weight is also a parameter of another module (an
-    output layer tied to the embedding) is left alone, with a warning. Layers change only when all of them could be
-    quantized: on an error the model is as it was. Returns the model.
+    A layer used in several places is quantized once. Hooks of a layer that is replaced are gone, with a warning. A
+    layer whose weight is also a parameter of another module (an output layer tied to the embedding) is left alone, with
+    a warning. Layers change only when all of them could be quantized: on an error the model is as it was. Returns the
+    model.
 
     Raises SchemeError for settings that do not exist, for an entry of skip or dynamic that no layer has, when nothing
     is left to quantize, and for fuse of a model that :func:`lowbit.fuse` does not know; QuantizationError, with the
@@ -64,12 +65,14 @@ def quantize_model(
         raise DtypeError(f"expected an nn.Module, got {type(model).__name__}")
     if type(model) is nn.Linear:
         raise SchemeError("expected a model that holds nn.Linear modules, got one itself; use Linear.from_linear")
+    if progress is not None and not callable(progress):
+        raise DtypeError(f"progress must be a function or None, got {type(progress).__name__}")
     if fuse:
         expect_known(model)
     settings = {"dtype": dtype, "group_size": group_size, "method": method, "zero_kind": zero_kind, "act": act}
     dynamic = checked_dynamic(dynamic)
     places = _places(model)
-    skipped = Patterns([skip] if isinstance(skip, str) else list(skip), "skip", default=_SKIP)
+    skipped = Patterns(_entries(skip), "skip", default=_SKIP)
     overridden = Patterns(list(dynamic), "dynamic")
     chosen: list[tuple[nn.Linear, list[str], dict]] = []
     for linear, names in places:
@@ -80,6 +83,7 @@ def quantize_model(
     skipped.expect_used(everything)
     overridden.expect_used(everything)
     chosen = _without_tied(model, chosen)
+    _warn_of_hooks(chosen)
     if _needs_calibration(chosen, calibration):
         quantize_calibrated(model, chosen, calibration, prepare=prepare, progress=progress)
         return fuse_layers(model) if fuse else model
@@ -122,6 +126,22 @@ def _needs_calibration(chosen: list, calibration) -> bool:
         except LowbitError as error:
             raise type(error)(f"{names[0]}: {error}") from error
     return True
+
+
+def _entries(skip) -> list:
+    """``skip`` as a list. Raises DtypeError."""
+    if skip is None or isinstance(skip, str):
+        return [] if skip is None else [skip]
+    if not isinstance(skip, Iterable):
+        raise DtypeError(f"skip must be names of layers, got {type(skip).__name__}")
+    return list(skip)
+
+
+def _warn_of_hooks(chosen: list) -> None:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooked = [names[0] for linear, names, _ in chosen if any(getattr(linear, kind, None) for kind in kinds)]
+    if hooked:
+        warnings.warn(f"hooks of {', '.join(hooked)} are gone: register them on the quantized layers", stacklevel=3)
 
 
 def _places(model: nn.Module) -> list[tuple[nn.Linear, list[str]]]:

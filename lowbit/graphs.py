@@ -225,7 +225,7 @@ def _as_tuple(found) -> tuple:
 
 
 def _sizes(ms: Iterable[int]) -> tuple[int, ...]:
-    ms = list(ms)
+    ms = list(ms) if isinstance(ms, Iterable) else [ms]
     wrong = [m for m in ms if isinstance(m, bool) or not isinstance(m, int) or m < 1]
     if wrong or not ms:
         raise ShapeError(f"ms must be numbers of rows from 1, got {wrong[0] if wrong else 'none'!r}")

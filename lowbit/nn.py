@@ -8,10 +8,10 @@ from multiprocessing.reduction import ForkingPickler
 import torch
 from torch import nn
 
-from .errors import DtypeError, SchemeError, ShapeError
+from .errors import DtypeError, SchemeError
 from .ops.canonical import product_by_rows
 from .ops.launch import product
-from .ops.schema import check_act, check_x
+from .ops.schema import check_act, check_bias, check_x
 from .pack.packed import has_kernels
 from .placeholder import NoWeight
 from .quantizers import quantize
@@ -36,7 +36,7 @@ class Linear(WeightHolder, nn.Linear):
 
     scheme: the :class:`~lowbit.scheme.Scheme`; dtype: type of bias and of ``weight.dtype``; act: None or "int8", see
     :func:`lowbit.matmul`; perm, codebook: whether the weight has an order of its columns, and a table of values (fp32
-    in a new layer). A new layer holds zeros.
+    in a new layer). A new layer holds zeros. Raises DtypeError, ShapeError, DeviceError or SchemeError.
     """
 
     def __init__(
@@ -75,13 +75,16 @@ class Linear(WeightHolder, nn.Linear):
     @classmethod
     def from_quant_tensor(cls, qt: QuantTensor, bias=None, *, dtype=None, act=None, prepare=True) -> Linear:
         """A layer of a QuantTensor and a bias [N] (a Parameter is shared); dtype: by default the bias's, or what
-        ``qt.dequantize()`` gives."""
+        ``qt.dequantize()`` gives. Raises DtypeError, ShapeError, DeviceError or SchemeError; FormatError for a perm
+        that is not a permutation, if it packs."""
         if not isinstance(qt, QuantTensor):
             raise DtypeError(f"expected a QuantTensor, got {type(qt).__name__}")
         options = {"scheme": qt.scheme, "act": act, "perm": qt.perm is not None, "codebook": qt.codebook is not None}
         n, k = qt.shape
-        if bias is not None and tuple(bias.shape) != (n,):
-            raise ShapeError(f"bias must have shape ({n},), got {tuple(bias.shape)}")
+        if bias is not None:
+            # Why: ``double()`` makes layers of float64 too, whose products refuse x.
+            wide = isinstance(bias, torch.Tensor) and bias.dtype is torch.float64
+            check_bias(bias.float() if wide else bias, n, qt.device)
         if dtype is None:
             dtype = getattr(torch, qt.scheme.float_type) if bias is None else bias.dtype
         layer = cls(k, n, bias=False, device="meta", dtype=dtype, **options)
@@ -134,6 +137,8 @@ class Linear(WeightHolder, nn.Linear):
         )
 
     def _multiply_canonical(self, x: torch.Tensor, bias: torch.Tensor | None, act: str | None) -> torch.Tensor:
+        if not isinstance(x, torch.Tensor):
+            raise DtypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
         if not torch.compiler.is_compiling() and self.qweight.device.type != "meta":
             _warn_once(self.qweight.device)
         check_x(x, self.in_features, self.qweight.device)

@@ -53,6 +53,8 @@ class Scheme:
     def make(cls, weight, group_size: int = 128, zero_kind: str | None = None, scale_type: str = "float16") -> Scheme:
         """A checked scheme; the zero kind defaults to what the weight type needs. Raises SchemeError."""
         weight = weight_type(weight)
+        if group_size is None:  # why_not takes it for "not judged"
+            raise SchemeError("group_size must be a whole number, got None")
         if zero_kind is None:
             zero_kind = "zero" if weight.kind == "uint" else "none"
         reason = why_not(weight, group_size=group_size, zero_kind=zero_kind, scale_type=scale_type)

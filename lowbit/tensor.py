@@ -12,6 +12,8 @@ The form is specified in docs/format.md. In short, for a weight ``[N, K]`` of b-
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from . import bit_stream
@@ -19,7 +21,7 @@ from .bit_stream import row_chunks, stream_bytes
 from .dtypes import kernel_type, weight_type
 from .errors import DeviceError, DtypeError, FormatError, SchemeError
 from .scheme import Scheme, Schemed
-from .tensor_checks import checked_shape, expect, expect_float, expect_scales, type_of
+from .tensor_checks import checked_device, checked_path, checked_shape, expect, expect_float, expect_scales, type_of
 from .tensor_contents import expect_contents
 
 #: The tensors, in the order in which everything that holds a weight has them.
@@ -173,8 +175,12 @@ class QuantTensor(Schemed):
         return QuantTensor(**tensors, **options)
 
     def to(self, device) -> QuantTensor:
-        """The same weight on another device; no copy when it is there already."""
-        return self._map(lambda t: t.to(torch.device(device)))
+        """The same weight on another device, meta too; no copy when it is there already.
+
+        Raises DeviceError for a device that torch does not see.
+        """
+        device = checked_device(device)
+        return self._map(lambda t: t.to(device))
 
     def cpu(self) -> QuantTensor:
         return self.to("cpu")
@@ -216,18 +222,27 @@ class QuantTensor(Schemed):
         )
 
     def save(self, path, name: str = "weight") -> None:
-        """Write one safetensors file of format 1 (docs/format.md), the tensors called ``<name>.qweight`` and so on."""
+        """Write one safetensors file of format 1 (docs/format.md), the tensors called ``<name>.qweight`` and so on.
+
+        Raises DtypeError for a path that is none, FormatError for contents that :meth:`validate` refuses.
+        """
         # Why here: files are a later room; only these two conveniences reach for it, and only when called.
         from .checkpoint.native import save
 
-        save(path, {name: self})
+        save(checked_path(path), {name: self})
 
     @staticmethod
     def load(path, device="cpu") -> QuantTensor:
-        """The one weight of a file written by :meth:`save`. Raises FormatError for any other content."""
+        """The one weight of a file written by :meth:`save`.
+
+        Raises FormatError for any other content and for a folder, DtypeError for a path that is none, DeviceError for
+        a device that torch does not see.
+        """
         from .checkpoint.native import load
 
-        weights = load(path, device=device)
+        if os.path.isdir(checked_path(path)):
+            raise FormatError(f"{path}: expected a file written by QuantTensor.save, got a folder")
+        weights = load(path, device=checked_device(device))
         if len(weights) != 1:
             raise FormatError(f"{path}: expected one weight, got {len(weights)}; use lowbit.checkpoint.native.load")
         return next(iter(weights.values()))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import torch
 
-from .errors import DtypeError, SchemeError, ShapeError
+from .errors import DeviceError, DtypeError, SchemeError, ShapeError
 from .scheme import SCALE_TYPES, WIDER_SCALES
 
 _SCALE_DTYPES = tuple(getattr(torch, name) for name in SCALE_TYPES)
@@ -12,10 +15,43 @@ _FLOATS = tuple(name for name in SCALE_TYPES if name not in WIDER_SCALES)
 
 
 def checked_shape(shape) -> tuple[int, int]:
-    shape = tuple(shape)
-    if len(shape) != 2 or not all(isinstance(d, int) and not isinstance(d, bool) and d >= 1 for d in shape):
-        raise ShapeError(f"shape must be (N, K) of two whole numbers from 1, got {shape}")
-    return shape
+    """A tuple or list (N, K), as a tuple. Raises ShapeError."""
+    if not isinstance(shape, (tuple, list)):
+        raise ShapeError(f"shape must be a tuple (N, K), got {type(shape).__name__}")
+    if len(shape) != 2 or not all(is_size(d) for d in shape):
+        raise ShapeError(f"shape must be (N, K) of two whole numbers from 1, got {tuple(shape)}")
+    return tuple(shape)
+
+
+def is_size(number) -> bool:
+    """Whether a number can be an N or a K."""
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
+
+
+def named_device(device) -> torch.device:
+    """The device that a name, an index or a device means, whether it is here or not. Raises DeviceError."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise DeviceError(f"expected a device such as 'cpu' or 'cuda', got {device!r}") from error
+
+
+def checked_device(device) -> torch.device:
+    """A device on which torch makes tensors here, be it one without kernels or meta. Raises DeviceError."""
+    device = named_device(device)
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # Why both: torch built without CUDA asserts
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise DeviceError(f"expected a device that torch sees, got '{device}': {reason}") from error
+    return device
+
+
+def checked_path(path, argument: str = "path") -> Path:
+    """The path that an argument names. Raises DtypeError."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise DtypeError(f"{argument} must be a str or an os.PathLike, got {type(path).__name__}")
+    return Path(path)
 
 
 def expect_codes(codes, bits: int) -> None:

@@ -33,7 +33,23 @@ def expect_contents(qt, name: str) -> None:
             bad = codes.numel() - int(legal[codes.int()].count_nonzero())
             if bad:
                 raise FormatError(f"{name}.qweight: {bad} codes mean NaN or infinity in {wtype}, expected none")
-    if qt.perm is not None:
-        expected = torch.arange(k, dtype=torch.int32, device=qt.device)
-        if not torch.equal(qt.perm.sort().values, expected):
-            raise FormatError(f"{name}.perm: expected a permutation of 0..{k - 1}, got repeated or outside numbers")
+    expect_perm(qt.perm, name)
+
+
+def expect_perm(perm: torch.Tensor | None, name: str) -> None:
+    """Raises FormatError unless perm, if there is one, holds each of its indices once."""
+    if perm is not None and not is_permutation(perm):
+        last = len(perm) - 1
+        raise FormatError(f"{name}.perm: expected a permutation of 0..{last}, got repeated or outside numbers")
+
+
+def is_permutation(perm: torch.Tensor) -> bool:
+    """Whether an int32 perm holds each of its indices once. Reading it waits for the device."""
+    expected = torch.arange(len(perm), dtype=torch.int32, device=perm.device)
+    return torch.equal(perm.sort().values, expected)
+
+
+def has_values(tensor: torch.Tensor | None) -> bool:
+    """Whether there is a tensor whose numbers can be read."""
+    # Why the types: fake tensors have no values.
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta

@@ -60,7 +60,8 @@ def tune(
     rows of x; each stands for a range of them (by default all up to 1024, and around 2048 and 4096). act: type of x,
     "float16" or "bfloat16" (by default that of the layer, or of the scales). seconds: most time for each shape and
     type, packing and copies apart. again: also measure what this machine has measured before. save: keep it in a file
-    (``LOWBIT_CACHE``). progress: called with (done, total, what) after each.
+    (``LOWBIT_CACHE``). progress: called with (done, total, what) after each. Weights with a codebook or with scales of
+    float32 are left out: they go by the plan.
 
     Needs free memory of three times the GPU's last cache. Results of products stay right whatever runs meanwhile; work
     on the GPU meanwhile makes times wrong. Returns what was measured: :class:`Tuned`, empty where nothing was left.
@@ -127,7 +128,7 @@ def distinct(weight, act: str | None = None) -> list[tuple[Problem, int, Callabl
     found: dict[tuple, tuple] = {}
     for scheme, (n, k), numbers, codebook, scales, float_dtype, make in places:
         if codebook is not None or scheme.scale_type == "float32":
-            continue  # these are expanded, there is nothing to choose
+            continue  # no line of a table is for them, so the plan always chooses
         own = type_name(float_dtype) if float_dtype is not None else scheme.scale_type
         wanted = act or (own if own in _ACTS else scheme.held_scales("nvidia"))
         index = scales.device.index or 0

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from .bit_stream import stream_bytes
-from .errors import DtypeError, ShapeError
+from .dtypes import kernel_type
+from .errors import DtypeError, FormatError, ShapeError
 from .ops.schema import type_name
 from .pack import PackedWeight, pack_weight
 from .pack.known import op_numbers
@@ -17,6 +18,8 @@ from .pack.packed import finish, has_kernels
 from .placeholder import frozen, keep_type
 from .scheme import Scheme
 from .tensor import FIELDS, NAMES, QuantTensor, as_bytes
+from .tensor_checks import checked_device, is_size
+from .tensor_contents import has_values, is_permutation
 
 #: The parameters that hold the weight, frozen.
 HELD = NAMES
@@ -38,12 +41,16 @@ class WeightHolder(nn.Module):
         nn.Module.__init__(self)
         if not isinstance(scheme, Scheme):
             raise DtypeError(f"scheme must be a lowbit.scheme.Scheme, got {type(scheme).__name__}")
+        if not is_size(in_features) or not is_size(out_features):
+            got = f"{in_features!r} and {out_features!r}"
+            raise ShapeError(f"in_features and out_features must be whole numbers from 1, got {got}")
+        kernel_type(scheme.weight, codebook)  # a codebook goes with uint types alone
+        if device is not None:
+            device = checked_device(device)
         self.in_features, self.out_features = in_features, out_features
         self.scheme, self.layout = scheme, None
-        self.float_dtype = torch.get_default_dtype() if dtype is None else dtype
+        self.float_dtype = torch.get_default_dtype() if dtype is None else _checked_dtype(dtype)
         n, k = out_features, in_features
-        if n < 1 or k < 1:
-            raise ShapeError(f"in_features and out_features must be at least 1, got {k} and {n}")
         self._numbers = op_numbers(scheme, (n, k))
         groups, stored = (n, scheme.groups(k)), getattr(torch, scheme.scale_type)
         self._stored, self._stored_codebook = stored, torch.float32
@@ -145,7 +152,10 @@ class WeightHolder(nn.Module):
             self.float_dtype = probe.dtype
         if self.layout is not None:
             finish(self.qweight.device)
-        return self.prepare() if pack else self
+        try:
+            return self.prepare() if pack else self
+        except FormatError:
+            return self  # Why: to_empty leaves numbers that are no order of columns; weights are to be loaded next
 
     # ---- in files, pickles and copies -------------------------------------------------------------------------------
 
@@ -162,10 +172,15 @@ class WeightHolder(nn.Module):
             self.unprepare()
         for name, tensor in found.items():
             held = self._parameters.get(name)
-            if held is not None and isinstance(tensor, torch.Tensor) and tensor.dtype != held.dtype:
+            if held is None or not isinstance(tensor, torch.Tensor):
+                continue
+            if tensor.dtype != held.dtype:
                 # Why: torch would convert without a word, and a weight would change its values.
                 expected, got = type_name(held.dtype), type_name(tensor.dtype)
                 errors.append(f"{prefix}{name} must be {expected}, got {got}; make the layer with the stored scheme")
+            elif name == "perm" and tensor.shape == held.shape and has_values(tensor) and not is_permutation(tensor):
+                # Why this alone of all contents: kernels read x by it, unchecked.
+                errors.append(f"{prefix}perm must be a permutation of 0..{self.in_features - 1}")
         if not errors:
             super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
         if packed:
@@ -209,3 +224,10 @@ class WeightHolder(nn.Module):
         if new.layout is not None:
             finish(new.qweight.device)
         return new
+
+
+def _checked_dtype(dtype) -> torch.dtype:
+    """A type that a layer may have. Why any float: ``double()`` makes such layers too, products then refuse x."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise DtypeError(f"dtype must be a floating torch.dtype, got {dtype!r}")
+    return dtype

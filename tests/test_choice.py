@@ -5,6 +5,7 @@ import ctypes
 import random
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -193,3 +194,11 @@ def test_a_kernel_is_tried_by_name():
     assert library.lowbit_cuda_try(b"w4a16_gemm_sm90_n64") == 0 and library.lowbit_cuda_try(None) == 0
     assert library.lowbit_cuda_try(b"w4a16_dequant_rows") == 1, "only kernels of products"
     assert library.lowbit_cuda_try(b"w4a16") == 1 and len(ACT_TYPES) == 4
+
+
+@pytest.mark.parametrize("size", [(1 << 31) - 511, 1 << 36])
+def test_sizes_that_are_no_int_when_padded_have_no_plan(size):
+    for n, k, m in ((size, 64, 4), (64, size, 4), (64, 64, size)):
+        problem = replace(INT4, n=n, k=k)
+        assert extension.cuda_library().lowbit_cuda_plan(*numbers_of(problem, m, H200)) == b""
+        assert choice(problem, m) == ("", False)

@@ -76,6 +76,25 @@ EAGER_ONLY = [
         "share memory",
     ),
     (
+        "out over the bias",
+        lambda: (X, PW, SHARED[40:80], {"out": SHARED[:120].view(3, 40)}),
+        ShapeError,
+        "share memory with bias",
+    ),
+    (
+        "out whose rows overlap",
+        lambda: (X, PW, None, {"out": torch.zeros(400).as_strided((3, 40), (20, 1))}),
+        ShapeError,
+        "out must not overlap itself, got shape (3, 40) and strides (20, 1)",
+    ),
+    (
+        "out that wants a gradient",
+        lambda: (X, PW, None, {"out": torch.zeros(3, 40, requires_grad=True)}),
+        SchemeError,
+        "but out requires one",
+    ),
+    ("sparse x", lambda: (X.to_sparse(), PW), DtypeError, "x must be a dense tensor, got layout sparse_coo"),
+    (
         "out and gradients",
         lambda: (X.clone().requires_grad_(), PW, None, {"out": torch.empty(3, 40)}),
         SchemeError,

@@ -109,6 +109,8 @@ def test_calibration_samples_are_the_same_for_a_seed(shipped):
         (("byte_llama", "--threads", "0"), "--threads must be at least 1"),
         (("byte_llama", "--text", "no/such/file"), "no/such/file"),
         (("byte_llama", "--dtype", "int9"), "int9"),
+        (("byte_llama", "--method", "rtn"), "--method and --calibration go with --dtype, which is missing"),
+        (("byte_llama", "--group-size", "64"), "go with --dtype, which is missing"),
         (("byte_llama", "--dtype", "int4", "--group-size", "48"), "48"),
         (("byte_llama", "--dtype", "int4", "--method", "magic"), "magic"),
         (("byte_llama", "--dtype", "int4", "--reference", "byte_llama"), "got both"),

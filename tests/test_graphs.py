@@ -140,6 +140,7 @@ def test_replay_refuses_rows_that_no_graph_holds(m):
         ((), (torch.zeros(4, 2),), ShapeError, "ms must be numbers of rows from 1, got 'none'"),
         ((0, 4), (torch.zeros(4, 2),), ShapeError, "ms must be numbers of rows from 1, got 0"),
         ((True,), (torch.zeros(4, 2),), ShapeError, "got True"),
+        (5.0, (torch.zeros(4, 2),), ShapeError, "got 5.0"),
         ((5,), (torch.zeros(4, 2),), ShapeError, r"input 0 must have 5 rows, .* got \(4, 2\)"),
         ((4,), (), ShapeError, "expected the tensors that step reads, got none"),
         ((4,), (torch.tensor(1.0),), ShapeError, "input 0 must have 4 rows"),

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize, prune
 
 import lowbit
 import lowbit.nn
-from lowbit import DtypeError, QuantizationError, SchemeError, ShapeError, reference
+from lowbit import DeviceError, DtypeError, QuantizationError, SchemeError, ShapeError, reference
 
 TYPES = ["int4", "uint3", "float6_e3m2", "int1"]
 
@@ -173,6 +173,22 @@ def test_state_that_does_not_fit_is_refused_and_changes_nothing():
         assert made.layout == "cpu" and torch.equal(made(X), expected)
 
 
+@pytest.mark.parametrize("index, value", [(slice(None), 0), (slice(None), 10**6), (3, -1)], ids=str)
+@pytest.mark.parametrize("assign", [True, False])
+@pytest.mark.parametrize("prepared", [True, False])
+def test_order_of_columns_that_is_none_is_not_loaded(prepared, assign, index, value):
+    made = with_perm()
+    expected, state = made(X), made.state_dict()
+    state["perm"] = state["perm"].clone()
+    state["perm"][index] = value
+    if not prepared:
+        made.unprepare()
+    layout = made.layout
+    with pytest.raises(RuntimeError, match=r"perm must be a permutation of 0\.\.95"):
+        made.load_state_dict(state, assign=assign)
+    assert made.layout == layout and torch.equal(made.prepare()(X), expected)
+
+
 # ---- prepare --------------------------------------------------------------------------------------------------------
 
 
@@ -228,14 +244,71 @@ def test_layer_refuses_what_it_cannot_be_made_of():
         lowbit.Linear.from_linear(layer(), "int4")
     with pytest.raises(DtypeError, match="expected a QuantTensor, got Tensor"):
         lowbit.Linear.from_quant_tensor(torch.ones(4, 4))
-    with pytest.raises(ShapeError, match=r"bias must have shape \(40,\)"):
-        lowbit.Linear.from_quant_tensor(layer().quant_tensor(), torch.ones(41))
     with pytest.raises(SchemeError, match="act must be None"):
         lowbit.Linear.from_linear(linear(), "int4", act="int7")
     with pytest.raises(QuantizationError):
         lowbit.Linear.from_linear(linear().requires_grad_(False).apply(lambda m: m.weight[0].fill_(float("nan"))))
     with pytest.raises(DtypeError, match="expected an nn.Module, got int"):
         lowbit.prepare(3)
+
+
+@pytest.mark.parametrize(
+    "bias, error, words",
+    [
+        (torch.ones(41), ShapeError, r"\(40,\), the N of the weight, got \(41,\)"),
+        (torch.ones(1, 40), ShapeError, r"got \(1, 40\)"),
+        (torch.ones(40).int(), DtypeError, "bias must be one of float32, float16, bfloat16, got int32"),
+        (torch.ones(40, device="meta"), DeviceError, "device of the weight, cpu, got meta"),
+        ([1] * 40, DtypeError, "bias must be a torch.Tensor or None, got list"),
+        (1.0, DtypeError, "got float"),
+        ("x", DtypeError, "got str"),
+        (True, DtypeError, "got bool"),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_layer_refuses_a_bias_that_it_could_not_add(bias, error, words):
+    with pytest.raises(error, match=words):
+        lowbit.Linear.from_quant_tensor(layer().quant_tensor(), bias)
+
+
+@pytest.mark.parametrize("dtype", ["float16", 5, True, torch.int8])
+def test_layer_refuses_what_is_no_type_of_numbers(dtype):
+    made = layer()
+    for make in (
+        lambda: lowbit.Linear.from_quant_tensor(made.quant_tensor(), dtype=dtype),
+        lambda: lowbit.Linear(4, 4, scheme=made.scheme, dtype=dtype),
+    ):
+        with pytest.raises(DtypeError, match="dtype must be a floating torch.dtype, got"):
+            make()
+
+
+@pytest.mark.parametrize("sizes", [("4", 4), (4.0, 4), (4, True), (True, 4), (0, 4), (4, None)], ids=str)
+def test_new_layer_refuses_what_is_no_size(sizes):
+    with pytest.raises(ShapeError, match="in_features and out_features must be whole numbers from 1, got"):
+        lowbit.Linear(*sizes, scheme=layer().scheme)
+
+
+def test_new_layer_refuses_what_its_scheme_or_this_machine_lacks():
+    scheme = layer("int4").scheme
+    with pytest.raises(SchemeError, match="a codebook goes with a uint type such as uint4, got int4"):
+        lowbit.Linear(4, 4, scheme=scheme, codebook=True)
+    for device in ("foo", 1.5, "cuda:99"):
+        with pytest.raises(DeviceError, match="expected a device"):
+            lowbit.Linear(4, 4, scheme=scheme, device=device)
+    assert lowbit.Linear(4, 4, scheme=scheme, device="meta").qweight.is_meta
+
+
+@pytest.mark.parametrize("prepare", [True, False])
+def test_layer_refuses_an_x_that_is_no_tensor(prepare):
+    for x in (None, [1.0] * 96):
+        with pytest.raises(DtypeError, match="x must be a torch.Tensor, got"):
+            layer(prepare=prepare)(x)
+
+
+def test_no_group_size_is_refused():
+    for make in (lowbit.Linear.from_linear, lambda m, **o: lowbit.quantize_model(nn.Sequential(m), **o)):
+        with pytest.raises(SchemeError, match="group_size must be a whole number, got None"):
+            make(linear(), dtype="int4", group_size=None)
 
 
 def test_fused_transformer_layers_still_work():

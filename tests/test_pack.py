@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowbit.dtypes import weight_type
-from lowbit.errors import DeviceError, DtypeError, SchemeError, ShapeError
+from lowbit.errors import DeviceError, DtypeError, FormatError, SchemeError, ShapeError
 from lowbit.pack import PackedWeight, pack_weight
 from lowbit.pack import layout as layouts
 from lowbit.scheme import EVEN_SCALES, OP_ZERO_KINDS, WHOLE_ZEROS, ZERO_KINDS
@@ -178,6 +178,20 @@ def test_a_device_without_kernels_is_named(device):
         pack_weight(example(), device)
     with pytest.raises(DeviceError, match="expected a"):
         pack_weight(example()).to(device)
+
+
+def test_a_weight_without_values_is_refused():
+    with pytest.raises(DeviceError, match="got one on meta"):
+        pack_weight(example(perm=True).to("meta"))
+
+
+@pytest.mark.parametrize("index, value", [(slice(None), 0), (slice(None), 10**6), (3, -1), (3, 200)], ids=str)
+def test_an_order_of_columns_that_is_none_is_not_packed(index, value):
+    """Kernels would read beside x, or the wrong columns of it."""
+    qt = example(perm=True)
+    qt.perm[index] = value
+    with pytest.raises(FormatError, match=r"weight.perm: expected a permutation of 0\.\.199"):
+        pack_weight(qt)
 
 
 def test_a_codebook_is_kept():

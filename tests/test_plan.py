@@ -65,8 +65,13 @@ def test_scales_of_float32_and_codebooks_are_asked_for_as_such(library):
 
 
 def test_what_can_not_be_planned_is_one_sentence(library, monkeypatch, tmp_path):
-    with pytest.raises(lowbit.ShapeError, match="sizes of at least 1, got M 0, N 16, K 16"):
+    with pytest.raises(lowbit.ShapeError, match="sizes of at least 1 and at most 2147483136, got M 0, N 16, K 16"):
         candidates(INT4, "float16", 0, 16, 16, H200)
+    with pytest.raises(lowbit.ShapeError, match="got M 1, N 68719476736, K 16"):
+        candidates(INT4, "float16", 1, 1 << 36, 16, H200)
+    for device in (5, torch.device("cpu"), ["h200"], "90,0,0"):
+        with pytest.raises(lowbit.DeviceError, match="expected h200"):
+            find_device(device)
     monkeypatch.undo()
     monkeypatch.setattr(extension, "_cuda", "torch sees no CUDA device")
     with pytest.raises(lowbit.ExtensionError, match="torch sees no CUDA device"):

@@ -1,5 +1,7 @@
 """Risk: quantize_model changes layers nobody named, misses some, or leaves a model half changed."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -97,6 +99,9 @@ def test_dynamic_settings_choose_by_name_or_expression():
         ({"skip": ["lm_heads"]}, SchemeError, "skip entry 'lm_heads' matches no nn.Linear; near: lm_head"),
         ({"skip": ["("]}, SchemeError, "is not a regular expression"),
         ({"skip": [3]}, DtypeError, "names or regular expressions, got int"),
+        ({"skip": 5}, DtypeError, "skip must be names of layers, got int"),
+        ({"method": ["mse"]}, SchemeError, "method must be the name of one, got ['mse']"),
+        ({"progress": 5}, DtypeError, "progress must be a function or None, got int"),
         ({"dynamic": {"layers.12": None}}, SchemeError, "dynamic entry 'layers.12' matches no"),
         ({"dynamic": {"layers.3": {"bits": 3}}}, SchemeError, "no setting 'bits'"),
         ({"dynamic": {"layers.3": "int3"}}, DtypeError, "must be settings or None, got str"),
@@ -113,6 +118,17 @@ def test_bad_settings_change_nothing(options, error, words):
     assert words in str(caught.value) and "\n" not in str(caught.value)
     after, z = fingerprint(model)
     assert after == before and torch.equal(y, z)
+
+
+def test_hooks_that_are_lost_are_named():
+    model = net()
+    model.layers[3].up_proj.register_forward_hook(lambda *_: None)
+    model.lm_head.register_forward_pre_hook(lambda *_: None)
+    with pytest.warns(UserWarning, match=r"hooks of layers\.3\.up_proj are gone"):
+        lowbit.quantize_model(model, "int4", group_size=32, skip="lm_head")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lowbit.quantize_model(net(), "int4", group_size=32, skip=None)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])

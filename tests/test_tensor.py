@@ -140,6 +140,31 @@ def test_works_on_the_meta_device(rng):
     assert qt.shape == (5, 37) and qt.dequantize().shape == (5, 37)
 
 
+@pytest.mark.parametrize("device", ["foo", None, 1.5, -3, "cuda:99"])
+def test_a_device_that_is_not_there_is_named(device, rng, tmp_path):
+    qt = random_qt(rng)
+    qt.save(tmp_path / "weight")
+    for move in (qt.to, lambda where: QuantTensor.load(tmp_path / "weight", device=where)):
+        with pytest.raises(DeviceError, match="expected a device .*, got") as caught:
+            move(device)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch that finds no CUDA")
+def test_cuda_without_cuda_is_a_device_error(rng):
+    with pytest.raises(DeviceError, match="got 'cuda'"):
+        random_qt(rng).cuda()
+
+
+def test_what_is_no_file_is_refused(rng, tmp_path):
+    for path in (None, 5, True, b"weight"):
+        for use in (QuantTensor.load, random_qt(rng).save):
+            with pytest.raises(DtypeError, match="path must be a str or an os.PathLike, got"):
+                use(path)
+    with pytest.raises(FormatError, match="got a folder"):
+        QuantTensor.load(tmp_path)
+
+
 _GOOD = {"codes": torch.zeros(4, 16, dtype=torch.uint8), "scales": torch.ones(4, 2, dtype=torch.float16)}
 _BAD = {
     "codes of another type": ({"codes": _GOOD["codes"].int()}, DtypeError, "codes must be uint8, got int32"),
@@ -160,7 +185,11 @@ _BAD = {
     "negative shape": ({"shape": (-4, 32)}, ShapeError, "whole numbers from 1"),
     "empty shape": ({"shape": (0, 32)}, ShapeError, "whole numbers from 1"),
     "three dimensions": ({"shape": (1, 4, 32)}, ShapeError, "two whole numbers"),
+    "a number for the shape": ({"shape": 40}, ShapeError, r"shape must be a tuple \(N, K\), got int"),
+    "no shape": ({"shape": None}, ShapeError, "got NoneType"),
+    "a set for the shape": ({"shape": {4, 32}}, ShapeError, "got set"),
     "unknown type": ({"dtype": "int9"}, SchemeError, "did you mean"),
+    "no group size": ({"group_size": None}, SchemeError, "group_size must be a whole number, got None"),
 }
 
 

@@ -65,10 +65,10 @@ def device_of(index: int) -> Device:
 
 def find_device(text: str) -> Device:
     """A device of :data:`DEVICES` by its name, or one by its three numbers, such as "80,108,0". Raises DeviceError."""
-    if text in DEVICES:
+    if isinstance(text, str) and text in DEVICES:
         return DEVICES[text]
-    numbers = text.split(",")
-    if len(numbers) != 3 or not all(number.strip().isdecimal() for number in numbers):
+    numbers = text.split(",") if isinstance(text, str) else []
+    if len(numbers) != 3 or not all(n.strip().isdecimal() for n in numbers) or not int(numbers[1]):
         raise DeviceError(
             f"expected {', '.join(DEVICES)}, or a compute capability, blocks and pairs of blocks at once such as "
             f"80,108,0, got {text!r}"
@@ -97,7 +97,7 @@ def candidates(
     loads.
     """
     if min(m, n, k) < 1 or max(m, n, k) > MOST:
-        raise ShapeError(f"expected sizes of 1 to {MOST}, got M {m}, N {n}, K {k}")
+        raise ShapeError(f"expected sizes of at least 1 and at most {MOST}, got M {m}, N {n}, K {k}")
     library = extension.cuda_library()
     problem = Problem.of(scheme, act, n, k, whole_zeros)
     numbers = numbers_of(problem, m, device, scheme.scale_type, codebook, uneven_scales)

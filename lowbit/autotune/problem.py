@@ -79,7 +79,7 @@ def span_of(m: int) -> Span:
 
 def spans_of(ms: Iterable[int] | None) -> list[Span]:
     """The ranges that numbers of rows lie in, each once, in order. Raises ShapeError for one that is none."""
-    ms = DEFAULT_MS if ms is None else [ms] if isinstance(ms, int) else list(ms)
+    ms = DEFAULT_MS if ms is None else list(ms) if isinstance(ms, Iterable) else [ms]
     for m in ms:
         if isinstance(m, bool) or not isinstance(m, int) or not 1 <= m <= MOST - _WIDE:
             raise ShapeError(f"expected ms to be numbers of rows of x, whole and at least 1, got {m!r}")

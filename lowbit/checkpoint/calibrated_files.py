@@ -11,7 +11,7 @@ import torch
 
 from .. import __version__
 from ..convert_model import OPTIONS
-from ..errors import LowbitError, SchemeError
+from ..errors import DtypeError, LowbitError, SchemeError
 from ..quantizers import CALIBRATED
 from ..quantizers.rule import expect_finite
 from ..tensor import QuantTensor
@@ -176,7 +176,7 @@ def _expect_finite(stem: str, weight: torch.Tensor) -> None:
 
 
 def checked_calibration(method: str | None, calibration) -> None:
-    """Raises SchemeError unless calibration is given where a method needs it, and only there."""
+    """Raises SchemeError unless calibration is given where a method needs it, and only there; DtypeError."""
     if method is not None and calibration is None:
         raise SchemeError(
             f"method {method!r} needs calibration: token ids [samples, length], or --calibration FILE of the command; "
@@ -185,4 +185,4 @@ def checked_calibration(method: str | None, calibration) -> None:
     if method is None and calibration is not None:
         raise SchemeError(f"calibration is read by the methods {' and '.join(CALIBRATED)}, but no layer uses one")
     if calibration is not None and not isinstance(calibration, torch.Tensor):
-        raise LowbitError(f"calibration must be a tensor of token ids, got {type(calibration).__name__}")
+        raise DtypeError(f"calibration must be a tensor of token ids, got {type(calibration).__name__}")

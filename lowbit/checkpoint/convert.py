@@ -17,6 +17,7 @@ from ..errors import FormatError, InexactError
 from ..quantizers import quantize
 from ..scheme import Scheme
 from ..tensor import QuantTensor
+from ..tensor_checks import checked_path
 from . import native
 from . import safetensors_file as container
 from .foreign import INDEX, Folder, open_foreign
@@ -50,9 +51,10 @@ def convert(
     no config.json. Its metadata go to gguf_metadata.json.
 
     Returns counts: "exact", "requantized", "widened" (to float32) and "copied" tensors. Raises FormatError, also for a
-    GGUF file of an architecture whose names are not known; OSError as the system gives it.
+    GGUF file of an architecture whose names are not known; DtypeError for what is no path; OSError as the system gives
+    it.
     """
-    dst = Path(dst)
+    dst = checked_path(dst, "dst")
     if dst.exists():
         raise FormatError(f"{dst} exists already; give the name of a folder that does not")
     with open_foreign(src, gguf_names) as source:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import FormatError, LowbitError, nearest
 from ..scheme import Scheme, Schemed
+from ..tensor_checks import checked_path
 from . import export, export_floats, native
 from .formats.base import type_name
 from .partial import Partial
@@ -49,7 +50,7 @@ def export_checkpoint(
     """
     if format not in _FORMATS:
         raise FormatError(f"no format to export to is called {format!r:.100}; expected {nearest(format, _FORMATS)}")
-    source, dst, (to_tensors, to_config) = Source(src, quantized=True), Path(dst), _FORMATS[format]
+    source, dst, (to_tensors, to_config) = Source(src, quantized=True), checked_path(dst, "dst"), _FORMATS[format]
     if source.folder.resolve() in [dst.resolve(), *dst.resolve().parents]:
         raise LowbitError(f"{dst} must not lie inside the checkpoint {src}")
     layers = _layers(source)

@@ -13,6 +13,7 @@ import torch
 
 from ..errors import FormatError
 from ..tensor import QuantTensor
+from ..tensor_checks import checked_path
 from .formats import Format, Layer, find
 from .gguf_source import Gguf
 from .safetensors_file import Reader, parse_json
@@ -140,8 +141,8 @@ class Folder:
 
 
 def open_foreign(path, gguf_names: bool = False) -> Folder | Gguf:
-    """The checkpoint at path, by what it is; gguf_names: a GGUF file keeps its own names."""
-    path = Path(path)
+    """The checkpoint at path, by what it is; gguf_names: a GGUF file keeps its own names. Raises DtypeError."""
+    path = checked_path(path, "src")
     if path.is_file() and path.suffix == ".gguf":
         return Gguf(path, own_names=gguf_names)
     if gguf_names:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ..convert_model import Patterns
 from ..errors import LowbitError, SchemeError
 from ..nn import Linear
 from ..quantizers import quantize
 from ..tensor import QuantTensor
-from .settings import Settings
+from .settings import Settings, expect_quantizable
 
 
 @dataclass
@@ -52,6 +53,34 @@ def choose(model: nn.Module, settings: Settings) -> tuple[dict[str, Choice], lis
         else:
             chosen[name] = Choice(module, kind, found)
     return chosen, left
+
+
+def expect_possible(model: nn.Module, settings: Settings, chosen: dict[str, Choice], calibrated: bool = False) -> None:
+    """Raises SchemeError for an entry of skip or dynamic that no layer has, and for a layer that can't be made so."""
+    known = _known_names(model, settings)
+    for argument, entries in (("skip", settings.skip), ("dynamic", settings.dynamic)):
+        patterns = Patterns(list(entries), argument, default=("lm_head",))
+        patterns.find(known)
+        patterns.expect_used(known)
+    for full, options in (item for choice in chosen.values() for item in choice.matrices.items()):
+        try:
+            expect_quantizable(options, calibrated)
+        except LowbitError as error:
+            raise type(error)(f"{full}: {error}") from error
+
+
+def _known_names(model: nn.Module, settings: Settings) -> list[str]:
+    """Every name that a pattern may know a layer, or a matrix of an expert or of all of them, by; each once."""
+    found = []
+    for name, module in model.named_modules():
+        kind = kind_of(module)
+        if kind == "experts":
+            parts = parts_of(module.has_gate, settings.experts)
+            found += [f"{name}.{part}" for part in parts]
+            found += [f"{name}.{i}.{part}" for i in range(count_of(module)) for part in parts]
+        elif kind is not None:
+            found.append(name)
+    return list(dict.fromkeys(alias for name in found for alias in aliases(model, name)))
 
 
 def kind_of(module: nn.Module) -> str | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import FormatError, LowbitError
+from ..errors import DtypeError, FormatError, LowbitError
+from ..tensor_checks import checked_path
 
 
 def register_transformers() -> None:
@@ -27,14 +28,17 @@ def from_pretrained(path, **options):
     of other tools are read where lowbit knows their format, and are then weights of lowbit: same codes, same values.
 
     Every tensor is checked: one that is missing, of another shape or type, or damaged raises FormatError, and nothing
-    is filled with random numbers. Raises FormatError for a checkpoint that is not quantized or of no known format.
+    is filled with random numbers. Raises FormatError for a checkpoint that is not quantized or of no known format;
+    DtypeError for a path, config or quantization_config of another type.
     """
     register_transformers()
     transformers = _transformers()
     wanted = bool(options.pop("output_loading_info", False))
     options.pop("ignore_mismatched_sizes", None)
     hub = {key: options[key] for key in ("revision", "token", "cache_dir", "local_files_only") if key in options}
-    config = options.pop("config", None) or _config_of(transformers, path, hub)
+    _expect_folder(path)
+    config = _given(transformers, options)
+    config = _config_of(transformers, path, hub) if config is None else config
     if options.get("dtype") is None:
         options["dtype"] = "auto"
     if options.setdefault("use_safetensors", True) is not True:
@@ -102,9 +106,27 @@ def _expect_whole(path, info: dict) -> None:
         raise FormatError(f"{path} has {len(lost)} parts of quantized weights that config.json denies: {lost[0]}")
 
 
-def _config_of(transformers, path, hub: dict):
-    if isinstance(path, Path) and not path.is_dir():
+def _expect_folder(path) -> None:
+    """Raises DtypeError for what is no path, FormatError for one that is no folder and can't be a name on the hub."""
+    folder = checked_path(path, "path")
+    named = isinstance(path, str) and not folder.is_absolute() and not path.startswith(".") and path.count("/") < 2
+    if not named and not folder.is_dir():
         raise FormatError(f"the checkpoint folder {path} does not exist")
+
+
+def _given(transformers, options: dict):
+    """The config among the options, taken out, or None. Raises DtypeError for it and for quantization_config."""
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
+    config, asked = options.pop("config", None), options.get("quantization_config")
+    if config is not None and not isinstance(config, transformers.PretrainedConfig):
+        raise DtypeError(f"config must be a transformers.PretrainedConfig, got {type(config).__name__}")
+    if asked is not None and not isinstance(asked, QuantizationConfigMixin | dict):
+        raise DtypeError(f"quantization_config must be a lowbit.LowbitConfig or a dict, got {type(asked).__name__}")
+    return config
+
+
+def _config_of(transformers, path, hub: dict):
     try:
         return transformers.AutoConfig.from_pretrained(path, **hub)
     except Exception as error:

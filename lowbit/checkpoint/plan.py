@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..convert_model import Patterns
 from ..errors import FormatError, LowbitError, SchemeError
 from . import layers
 from .names import in_model
@@ -41,7 +40,7 @@ def make(source: Source, settings: Settings) -> Plan:
     )
     settings = settings.with_(experts="split" if split else "fused")
     chosen, left = layers.choose(model, settings)
-    _expect_used(model, settings, [*chosen, *left], [full for c in chosen.values() for full in c.matrices])
+    layers.expect_possible(model, settings, chosen, calibrated=True)
     plan = Plan(settings, untie=untie)
     for key, (name, alone) in names.items():
         job = _job(source, key, name, chosen) if alone else None
@@ -178,14 +177,3 @@ def _scale_dtype(source: Source, plan: Plan) -> str:
     """bfloat16 where most weights are, else float16."""
     kinds = [source.tensors[key].dtype == torch.bfloat16 for key in plan.jobs]
     return "bfloat16" if 2 * sum(kinds) > len(kinds) else "float16"
-
-
-def _expect_used(model, settings: Settings, names: list[str], matrices: list[str]) -> None:
-    everything = [alias for name in [*names, *matrices] for alias in layers.aliases(model, name)]
-    # Why without the number: a pattern may name a matrix of all experts.
-    everything += [f"{a}.{b}" for a, _, b in (name.rsplit(".", 2) for name in matrices if name.count(".") > 1)]
-    for argument, entries in (("skip", list(settings.skip)), ("dynamic", list(settings.dynamic))):
-        patterns = Patterns(entries, argument, default=("lm_head",))
-        for name in everything:
-            patterns.find([name])
-        patterns.expect_used(everything)

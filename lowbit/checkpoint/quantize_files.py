@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ..errors import DeviceError, LowbitError
-from ..quantizers import CALIBRATED, quantize
+from ..tensor_checks import checked_path
 from . import plan as planning
 from .block_store import BlockStore
 from .calibrated_files import CalibratedModel, checked_calibration, depends_on, reads_calibration
@@ -20,7 +20,7 @@ from .native import FORMAT, describe
 from .partial import Partial
 from .rewrite import finished, rewrite
 from .safetensors_file import Later, Reader, write
-from .settings import Settings
+from .settings import Settings, expect_quantizable
 from .source import Source
 
 
@@ -60,18 +60,17 @@ def quantize_checkpoint(
     versions of lowbit, torch and transformers are the same as well.
 
     Raises FormatError for a source that is incomplete, damaged, no safetensors or quantized already; SchemeError for
-    settings that do not exist or fit no layer; QuantizationError, with the layer's name, for weights that cannot be
-    quantized; LowbitError where dst exists or cannot be written.
+    settings that do not exist or fit no layer; DtypeError for arguments of a wrong type; QuantizationError, with the
+    layer's name, for weights that cannot be quantized; LowbitError where dst exists or cannot be written.
     """
     device = _checked_device(device)
     dtype, group = getattr(dtype, "name", dtype), {"group_size": group_size, "method": method, "zero_kind": zero_kind}
-    plain = group | {"method": "mse" if method in CALIBRATED else method}
-    quantize(torch.zeros(1, 16), dtype, **plain)  # the quantizer itself judges, before the work
     settings = Settings.make(
         dtype=dtype, **group, act=act, scale_dtype=scale_dtype, skip=skip, dynamic=dynamic, lm_head=lm_head
     )
+    expect_quantizable(settings.default(), calibrated=True)
     checked_calibration(reads_calibration(settings), calibration)
-    source, dst = Source(src), Path(dst)
+    source, dst = Source(src), checked_path(dst, "dst")
     if source.folder.resolve() in [dst.resolve(), *dst.resolve().parents]:
         raise LowbitError(f"{dst} must not lie inside the checkpoint {src}")
     plan = planning.make(source, settings)

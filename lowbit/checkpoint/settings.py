@@ -9,6 +9,9 @@ from functools import cached_property
 from ..convert_model import OPTIONS, Patterns, checked_dynamic
 from ..errors import DtypeError, FormatError, SchemeError, nearest
 from ..ops.schema import check_act
+from ..quantizers import CALIBRATED
+from ..quantizers.data_free import data_free
+from ..quantizers.rule import Rule
 from ..scheme import Scheme
 from ..tensor import QuantTensor
 
@@ -73,7 +76,7 @@ class Settings:
             head["scale_dtype"] = None  # Why: an entry may give it others than those of all layers
         for options in [{}, *self.dynamic.values(), head]:
             if options is not None:
-                options = {**self._default(), **options}
+                options = {**self.default(), **options}
                 self.scheme(options)
                 check_act(options["act"])
                 for name in ("perm", "codebook"):
@@ -88,11 +91,12 @@ class Settings:
     def _changed(self) -> Patterns:
         return Patterns(list(self.dynamic), "dynamic")
 
-    def _default(self) -> dict:
+    def default(self) -> dict:
+        """The settings of a layer that nothing else is said of."""
         return {name: getattr(self, name) for name in _OF_A_LAYER}
 
     def _of_head(self) -> dict:
-        return {**self._default(), "dtype": self.lm_head, "zero_kind": None}
+        return {**self.default(), "dtype": self.lm_head, "zero_kind": None}
 
     def of(self, names: list[str], head: bool = False) -> dict | None:
         """The settings of the layer with these names, or None when it stays as it is. head: it is the output layer."""
@@ -100,7 +104,7 @@ class Settings:
             return None
         if head and self.lm_head is None:
             return None
-        default = self._of_head() if head else self._default()
+        default = self._of_head() if head else self.default()
         pattern = self._changed.find(names)
         changed = {} if pattern is None else self.dynamic[pattern]
         return None if changed is None else {**default, **changed}
@@ -134,6 +138,19 @@ class Settings:
         if list(self.dynamic) != sorted(self.dynamic):
             kept["dynamic_order"] = list(self.dynamic)
         return {"quant_method": "lowbit", "format": FORMAT, **kept}
+
+
+def expect_quantizable(options: dict, calibrated: bool = False) -> None:
+    """Raises what :func:`lowbit.quantize` does for settings of a layer that it can't make, though one may be stored.
+
+    calibrated: methods that need calibration have it.
+    """
+    Rule(Settings.scheme(options))
+    if not (calibrated and options["method"] in CALIBRATED):
+        data_free(options["method"])
+    for name in ("perm", "codebook"):
+        if options[name]:
+            raise SchemeError(f"{name} must be false for a weight that is quantized here, got {options[name]!r}")
 
 
 def _in_order(dynamic: dict, order) -> dict:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ..errors import FormatError
+from ..tensor_checks import checked_path
 from .safetensors_file import Reader, parse_json
 
 INDEX = "model.safetensors.index.json"
@@ -49,11 +50,11 @@ class Source:
     """folder, config (config.json as a dict), shards (file names in order), tensors (name -> Stored).
 
     quantized: whether it may be quantized already. Raises FormatError for what is no complete, readable safetensors
-    checkpoint, or is quantized and should not be.
+    checkpoint, or is quantized and should not be; DtypeError for what is no path.
     """
 
     def __init__(self, folder, quantized: bool = False):
-        self.folder = Path(folder)
+        self.folder = checked_path(folder, "src")
         if not self.folder.is_dir():
             raise FormatError(
                 f"the checkpoint folder {folder} does not exist; give a folder with config.json and weights"

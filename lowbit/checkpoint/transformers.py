@@ -6,6 +6,7 @@ Importing this module registers both; it is imported by :func:`lowbit.register_t
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import torch
@@ -21,7 +22,7 @@ from . import experts, layers
 from .names import has_split_experts, renamings_of_experts
 from .on_the_fly import Quantize, quantize_tied_head
 from .parallel import ShardedLinear, shard
-from .settings import Settings
+from .settings import Settings, expect_quantizable
 from .validate import expect_described, expect_shapes, settle
 
 _NAME = "lowbit"
@@ -40,7 +41,12 @@ class LowbitConfig(QuantizationConfigMixin):
     """
 
     def __init__(self, dtype="int4", group_size=128, method="mse", **settings):
+        stored = "quant_method" in settings
+        dtype = getattr(dtype, "name", dtype)
         made = Settings.make(dtype=dtype, group_size=group_size, method=method, **settings)
+        if not stored:
+            # Why not else: weights that are there already may have what no method here makes.
+            expect_quantizable(made.default())
         self.__dict__.update(made.to_json())
 
     @property
@@ -60,7 +66,8 @@ class LowbitHfQuantizer(HfQuantizer):
     requires_calibration = False
 
     def __init__(self, quantization_config, **kwargs):
-        super().__init__(quantization_config, **kwargs)
+        # Why a copy: it becomes what is saved with this model, and the user's may be for other models too.
+        super().__init__(copy.deepcopy(quantization_config), **kwargs)
         self.layers: dict[str, Linear] = {}  # what was put in, by full name
         self.pending: dict[str, layers.Choice] = {}  # float parameters to quantize as they arrive, by full name
         self.tied_head = ""
@@ -105,6 +112,8 @@ class LowbitHfQuantizer(HfQuantizer):
             scale = settings.scale_dtype or ("bfloat16" if dtype == torch.bfloat16 else "float16")
             settings = settings.with_(experts="fused", scale_dtype=scale)
         chosen, left = layers.choose(model, settings)
+        if not self.pre_quantized:
+            layers.expect_possible(model, settings, chosen)
         self._find_tied_head(model, settings, chosen, left)
         if not chosen:
             raise SchemeError(
@@ -136,7 +145,10 @@ class LowbitHfQuantizer(HfQuantizer):
             raise FormatError(
                 f"{head} cannot be {settings.lm_head} and tied; config.json needs tie_word_embeddings false"
             )
-        self.tied_head = head
+        options = settings.of(layers.aliases(model, head), head=True)
+        if options is not None:
+            expect_quantizable(options)
+            self.tied_head = head
 
     def _put_linear(self, model, name: str, choice: layers.Choice, dtype) -> None:
         layer = layers.empty_linear(choice, name, dtype)

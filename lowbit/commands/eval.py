@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window", type=int, default=512, metavar="N", help="tokens a window (default: %(default)s)")
     parser.add_argument("--reference", metavar="MODEL", help="the float model that KL and top tokens are compared with")
     parser.add_argument("--dtype", help="quantize MODEL to this weight type first; the reference is then MODEL itself")
-    parser.add_argument("--group-size", type=int, default=128, help="with --dtype (default: %(default)s)")
-    parser.add_argument("--method", default="mse", help="with --dtype: rtn, mse, hqq, gptq, awq (default: %(default)s)")
+    parser.add_argument("--group-size", type=int, help="with --dtype (default: 128)")
+    parser.add_argument("--method", help="with --dtype: rtn, mse, hqq, gptq, awq (default: mse)")
     calibration = "text that gptq and awq are calibrated with, which should not be the one to measure with"
     parser.add_argument("--calibration", type=Path, metavar="FILE", help=calibration)
     parser.add_argument("--seed", type=int, default=0, help="for the choice of calibration samples")
@@ -55,6 +55,9 @@ def measure(args: argparse.Namespace) -> dict:
             raise LowbitError(f"--{name} must be at least {least}, got {given}")
     if args.reference and args.dtype:
         raise LowbitError("--dtype compares with MODEL itself; expected either it or --reference, got both")
+    if not args.dtype and (args.group_size, args.method, args.calibration) != (None, None, None):
+        raise LowbitError("--group-size, --method and --calibration go with --dtype, which is missing")
+    args.group_size, args.method = 128 if args.group_size is None else args.group_size, args.method or "mse"
     check_target(args.json)
     text = read_text(args.text or HELD_OUT)
     if args.bytes is not None:

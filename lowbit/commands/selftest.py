@@ -60,6 +60,8 @@ def selftest(only: str = "*", *, progress: Progress | None = None) -> Summary:
     """
     from . import selftest_cuda
 
+    if not isinstance(only, str):
+        raise SchemeError(f"only must be a glob of kernel names, got {only!r}")
     began, summary = time.monotonic(), Summary()
     usable = extension.isas()
     rows = [row for row in kernel_list.manifest() if fnmatch.fnmatchcase(row["name"], only)]

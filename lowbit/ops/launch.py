@@ -32,10 +32,10 @@ def matmul(
     x: ``[..., K]`` fp32, fp16 or bf16, on the weight's device; its last dimension is copied only when not adjacent in
     memory. bias: ``[N]`` of any of these types, added in fp32. act: None, or "int8" to quantize x per row to int8
     (scale amax/127, round half to even; on the CPU alone). out: ``[..., N]`` of x's type, written and returned; it may
-    not overlap x. Returns ``[..., N]``. Gradients reach x and bias (with act="int8" straight through); under autocast x
-    is cast as for a linear. On CUDA, fp16 and bf16 run lowbit's own kernels; with fp32 x, some fp32
-    scales and most codebooks (docs/formats.md) the weight is expanded in pieces for torch's product, which follows
-    torch's settings (TF32, reduced-precision sums).
+    not overlap x, the bias or itself, nor want a gradient. Returns ``[..., N]``. Gradients reach x and bias (with
+    act="int8" straight through); under autocast x is cast as for a linear. On CUDA, fp16 and bf16 run lowbit's own
+    kernels; with fp32 x, some fp32 scales and most codebooks (docs/formats.md) the weight is expanded in pieces for
+    torch's product, which follows torch's settings (TF32, reduced-precision sums).
 
     Raises DtypeError, ShapeError, DeviceError, or SchemeError for an act that does not exist here.
     """
@@ -74,6 +74,8 @@ def product(
         x = x.index_select(-1, perm)
     # Dense, or two-dimensional with adjacent columns, is what the op reads.
     if not x.is_contiguous() and (x.dim() != 2 or x.stride(1) != 1):
+        if x.layout is not torch.strided:
+            raise DtypeError(f"x must be a dense tensor, got layout {type_name(x.layout)}; use x.to_dense()")
         x = x.contiguous()
 
     has_grad = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
@@ -84,20 +86,20 @@ def product(
             return _matmul_grad(x, codes, scales, zeros, bias, *numbers, act_number, codebook, row_scales)
         if has_grad:
             raise SchemeError("out= goes without gradients, but x or bias requires one; detach it or leave out= away")
-        _check_out(out, x, n)
+        _check_out(out, x, bias, n)
         return out.copy_(_matmul_grad(x, codes, scales, zeros, bias, *numbers, act_number, codebook, row_scales))
     if out is None:
         y = x.new_empty(*x.shape[:-1], n)  # Why no tuple: torch takes half as long to read numbers.
         _matmul_out(x, codes, scales, zeros, bias, *numbers, act_number, y, codebook, row_scales)
         return y
-    _check_out(out, x, n)
+    _check_out(out, x, bias, n)
     in_place = out.is_contiguous() or (out.dim() == 2 and out.stride(1) == 1 and out.stride(0) >= n)
     y = out if in_place else x.new_empty(out.shape)
     _matmul_out(x, codes, scales, zeros, bias, *numbers, act_number, y, codebook, row_scales)
     return out if in_place else out.copy_(y)
 
 
-def _check_out(out, x, n: int) -> None:
+def _check_out(out, x, bias, n: int) -> None:
     if not isinstance(out, torch.Tensor) or out.dtype != x.dtype:
         got = type_name(out.dtype) if isinstance(out, torch.Tensor) else type(out).__name__
         raise DtypeError(f"out must be a tensor of x's type, {type_name(x.dtype)}, got {got}")
@@ -106,11 +108,25 @@ def _check_out(out, x, n: int) -> None:
         raise ShapeError(f"out must have shape {shape}, got {tuple(out.shape)}")
     if out.device != x.device:
         raise DeviceError(f"out must be on the device of x, {x.device}, got {out.device}")
-    if not out.is_contiguous() and any(s == 0 and d > 1 for s, d in zip(out.stride(), out.shape, strict=True)):
-        raise ShapeError(f"out must not overlap itself, got strides {out.stride()}; give a tensor that is not expanded")
-    # Why: tensors that are traced have no addresses.
-    if not torch.compiler.is_compiling() and _overlap(out, x):
-        raise ShapeError("out must not share memory with x, got tensors that overlap; give another tensor")
+    if out.requires_grad and torch.is_grad_enabled():
+        raise SchemeError("out= goes without gradients, but out requires one; use torch.no_grad() or leave out= away")
+    if not out.is_contiguous() and _overlaps_itself(out):
+        raise ShapeError(f"out must not overlap itself, got shape {tuple(out.shape)} and strides {out.stride()}")
+    if torch.compiler.is_compiling():
+        return  # tensors that are traced have no addresses
+    for name, other in (("x", x), ("bias", bias)):
+        if other is not None and _overlap(out, other):
+            raise ShapeError(f"out must not share memory with {name}, got tensors that overlap; give another tensor")
+
+
+def _overlaps_itself(t: torch.Tensor) -> bool:
+    """Whether two places of a tensor may be one: a step of some dimension is no longer than all shorter ones reach."""
+    reach = 0
+    for step, size in sorted((s, d) for s, d in zip(t.stride(), t.shape, strict=True) if d > 1):
+        if step <= reach:
+            return True
+        reach += (size - 1) * step
+    return False
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:

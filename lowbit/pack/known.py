@@ -6,6 +6,7 @@ import torch
 
 from ..dtypes import weight_id
 from ..scheme import EVEN_SCALES, WHOLE_ZEROS, ZERO_KINDS, Scheme
+from ..tensor_contents import has_values
 
 #: The largest number of fp16 is 65504: what a scale may be, in units, when a code of 2^-24 is brought to it.
 _MOST = 65504 / 65536 * 2.0**-8
@@ -39,13 +40,8 @@ def op_numbers(
     return (*shape, weight_id(scheme.weight), scheme.group_size, kind)
 
 
-def _has_values(tensor: torch.Tensor | None) -> bool:
-    # Why the types: fake tensors have no values.
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
-
-
 def _are_whole(scheme: Scheme, zeros: torch.Tensor | None) -> bool:
-    if scheme.zero_kind != "zero" or scheme.weight.kind != "uint" or not _has_values(zeros):
+    if scheme.zero_kind != "zero" or scheme.weight.kind != "uint" or not has_values(zeros):
         return False
     values = zeros.detach().float()
     # Why 2^bits too: GPTQ's oldest format has zeros that are one more than a code.
@@ -59,7 +55,7 @@ def _even_unit(scheme: Scheme, scales: torch.Tensor | None) -> int | None:
     # Why not all: kernels for short groups, floats and codebooks do not ask, others read scales as pairs of fp16.
     if scheme.zero_kind != "none" or scheme.weight.kind != "int" or 0 < scheme.group_size < 128:
         return None
-    if scheme.held_scales("nvidia") != "float16" or not _has_values(scales) or scales.numel() == 0:
+    if scheme.held_scales("nvidia") != "float16" or not has_values(scales) or scales.numel() == 0:
         return None
     values = scheme.weight.values
     step = values[1] - values[0]

@@ -14,6 +14,8 @@ from ..bit_stream import stream_bytes
 from ..errors import DeviceError, DtypeError
 from ..scheme import Scheme, Schemed
 from ..tensor import QuantTensor, as_bytes
+from ..tensor_checks import named_device
+from ..tensor_contents import expect_perm, has_values
 from . import layout as _layout
 from .known import op_numbers
 
@@ -127,14 +129,19 @@ def pack_weight(qt: QuantTensor, device="cpu", *, layout: str | None = None) -> 
     """Put a QuantTensor into the layout that the kernels of ``device`` read; ``pack_weight(qt).unpack() == qt``.
 
     device: "cpu" or a CUDA device; layout: by default the device's own ("cpu", "nvidia" for CUDA). Raises DtypeError
-    when qt is not a QuantTensor, DeviceError for a device that lowbit has no kernels for, SchemeError for an unknown
-    layout.
+    when qt is not a QuantTensor, DeviceError for a device that lowbit has no kernels for and for a qt on meta,
+    SchemeError for an unknown layout, FormatError for a perm that is not a permutation. All other contents (NaN among
+    scales, codes that mean NaN, bits behind the last code) are judged by :meth:`QuantTensor.validate` alone.
     """
     if not isinstance(qt, QuantTensor):
         raise DtypeError(f"expected a QuantTensor (lowbit.quantize makes one), got {type(qt).__name__}")
     device = _device(device)
     layout = _layout.check_layout(_LAYOUT_OF_DEVICE[device.type] if layout is None else layout)
+    if qt.device.type == "meta":
+        raise DeviceError("expected a weight that has values, got one on meta; load it first")
     _refuse_capture("pack")
+    if has_values(qt.perm):  # Why this alone: kernels read x by it, unchecked
+        expect_perm(qt.perm, "weight")
     qt = qt.to(device)
     (n, k), bits = qt.shape, qt.dtype.bits
     packed = PackedWeight(
@@ -180,10 +187,7 @@ def _fixed(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _device(device) -> torch.device:
-    try:
-        device = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise DeviceError(f"expected a device such as 'cpu' or 'cuda', got {device!r}") from error
+    device = named_device(device)
     if device.type not in _LAYOUT_OF_DEVICE:
         raise DeviceError(f"expected a cpu or cuda device, got '{device}': lowbit has no kernels for it")
     if device.type == "cuda":

@@ -67,6 +67,8 @@ def quantize(
 
 def data_free(method: str) -> Callable[[Rule, torch.Tensor], Found]:
     """The method called so. Raises SchemeError for one that does not exist or that needs calibration data."""
+    if not isinstance(method, str):
+        raise SchemeError(f"method must be the name of one, got {method!r}")
     if method in CALIBRATED:
         raise SchemeError(
             f"method {method!r} needs calibration data; use lowbit.quantize_model(model, ..., method={method!r}, "

@@ -29,9 +29,8 @@ def rtn(rule: Rule, w: torch.Tensor) -> Found:
         bad = 0 if stored is None else stored.numel() - int(stored.isfinite().count_nonzero())
         if bad:
             name, top = rule.scheme.scale_type, w.abs().max().item()
-            raise QuantizationError(
-                f"{bad} {what} overflow {name} (largest weight {top:.3g}); pass a wider scale_dtype, torch.float32"
-            )
+            advice = "scale the weight down" if name == "float32" else "pass a wider scale_dtype, torch.float32"
+            raise QuantizationError(f"{bad} {what} overflow {name} (largest weight {top:.3g}); {advice}")
     return found
 
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import lowbit
-from lowbit import LowbitError
+from lowbit import DtypeError, LowbitError
 from lowbit.checkpoint import quantize_files
 from lowbit.cli import main
 
@@ -100,6 +100,12 @@ def test_what_can_not_be_calibrated_is_one_sentence(tmp_path, settings, words):
     with pytest.raises(LowbitError, match=words) as error:
         lowbit.quantize_checkpoint(LLAMA, tmp_path / "q", settings.pop("dtype", "int4"), **settings)
     assert str(error.value).count("\n") == 0 and not (tmp_path / "q").exists()
+
+
+def test_calibration_of_another_type_is_the_error_that_quantize_model_gives(tmp_path):
+    for wrong in (5, [1, 2]):
+        with pytest.raises(DtypeError, match=f"must be a tensor of token ids, got {type(wrong).__name__}"):
+            lowbit.quantize_checkpoint(LLAMA, tmp_path / "q", method="gptq", calibration=wrong)
 
 
 def test_command_reads_a_text(tmp_path, capsys):

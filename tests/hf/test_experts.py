@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import re
 
 import pytest
 import torch
@@ -87,6 +88,22 @@ def test_all_or_none_of_a_layer(tmp_path):
     found = lowbit.from_pretrained(tmp_path / "q")
     oracle = rounded(small("qwen3_moe"), lambda name: settings(name) if "experts" not in name else None)
     torch.testing.assert_close(logits(found), logits(oracle), rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("flying", [False, True])
+def test_an_entry_that_no_matrix_of_an_expert_has_is_refused(tmp_path, flying):
+    small("qwen3_moe").save_pretrained(tmp_path / "src")
+
+    def made(**settings):
+        if flying:
+            config = LowbitConfig("int4", **OPTIONS, **settings)
+            return AutoModelForCausalLM.from_pretrained(tmp_path / "src", quantization_config=config)
+        return lowbit.quantize_checkpoint(tmp_path / "src", tmp_path / "q", "int4", **OPTIONS, **settings)
+
+    for entry in ("experts.gate", "layers.0.down_proj", "experts$"):
+        with pytest.raises(SchemeError, match=f"skip entry '{re.escape(entry)}' matches no"):
+            made(skip=[entry])
+    made(skip=["layers.0.mlp.experts"], dynamic={r"^layers\.1\.mlp\.experts\.down_proj$": {"dtype": "int8"}})
 
 
 def test_gradients_reach_the_input_of_the_experts(tmp_path):

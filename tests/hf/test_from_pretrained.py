@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import lowbit
-from lowbit import FormatError, LowbitConfig
+from lowbit import DtypeError, FormatError, LowbitConfig
 
 from .models import LLAMA, TOKENS, rounded, small
 
@@ -175,6 +175,46 @@ def test_old_folders_are_sent_to_convert(tmp_path):
 def test_a_wrong_option_is_not_blamed_on_the_checkpoint(quantized):
     with pytest.raises(TypeError):
         lowbit.from_pretrained(quantized, no_such_option=3)
+
+
+@pytest.fixture
+def no_hub(monkeypatch):
+    def asked(*_, **__):
+        raise AssertionError("it was looked for on the hub")
+
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", asked)
+
+
+@pytest.mark.parametrize("path", [None, 5, True, b"x"])
+def test_what_is_no_path_is_not_looked_for_on_the_hub(no_hub, path):
+    with pytest.raises(DtypeError, match=f"path must be a str or an os.PathLike, got {type(path).__name__}"):
+        lowbit.from_pretrained(path)
+
+
+@pytest.mark.parametrize("path", ["/nonexistent", "./nope", "../nope", "a/b/c", pathlib.Path("nope")])
+def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(no_hub, path):
+    with pytest.raises(FormatError, match=f"the checkpoint folder {path} does not exist"):
+        lowbit.from_pretrained(path)
+
+
+@pytest.mark.parametrize("path", ["gpt2", "a/b", "a.b/c"])
+def test_a_name_is_looked_for_on_the_hub(no_hub, path):
+    with pytest.raises(FormatError, match="looked for on the hub"):
+        lowbit.from_pretrained(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"config": 5}, "config must be a transformers.PretrainedConfig, got int"),
+        ({"config": "x"}, "config must be a transformers.PretrainedConfig, got str"),
+        ({"quantization_config": "int4"}, "quantization_config must be a lowbit.LowbitConfig or a dict, got str"),
+        ({"quantization_config": 4}, "quantization_config must be a lowbit.LowbitConfig or a dict, got int"),
+    ],
+)
+def test_a_config_of_another_type_is_named(options, words):
+    with pytest.raises(DtypeError, match=words):
+        lowbit.from_pretrained(LLAMA, **options)
 
 
 def test_without_transformers_it_says_what_to_install(monkeypatch):

@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import lowbit
-from lowbit import FormatError, LowbitError, QuantizationError, SchemeError
+from lowbit import DtypeError, FormatError, LowbitError, QuantizationError, SchemeError
 from lowbit.checkpoint import native
+from lowbit.checkpoint.convert import convert
+from lowbit.checkpoint.export_files import export_checkpoint
 from lowbit.cli import main
 
 from .folders import fingerprint, tensors_of
@@ -230,6 +232,13 @@ def test_a_bad_source_is_named_and_untouched_and_nothing_is_left(sharded, tmp_pa
         ({"method": "awq"}, "'awq' needs calibration"),
         ({"lm_head": "int0"}, "int0"),
         ({"skip": ["layers.9"]}, "skip entry 'layers.9' matches no"),
+        ({"skip": ["model.layers.3.v_proj"]}, "skip entry 'model.layers.3.v_proj' matches no"),
+        ({"dynamic": {"layers.3.v_proj": None}}, "dynamic entry 'layers.3.v_proj' matches no"),
+        ({"skip": ["lm_head2"]}, "near: lm_head$"),
+        ({"dynamic": {"up_proj": {"method": "magic"}}}, "up_proj: no quantization method is called 'magic'"),
+        ({"dynamic": {"up_proj": {"zero_kind": "zero"}}}, "up_proj: int4 is quantized with zero_kind 'none'"),
+        ({"dynamic": {"up_proj": {"perm": True}}}, "perm must be false"),
+        ({"group_size": None}, "group_size must be a whole number, got None"),
         ({"dynamic": {"upp_proj": None}}, "dynamic entry 'upp_proj' matches no"),
         ({"dynamic": {"up_proj": {"bits": 3}}}, "no setting 'bits'"),
         ({"skip": ["model"]}, "got none"),
@@ -257,6 +266,17 @@ def test_the_target_must_be_new_and_outside(tmp_path):
             lowbit.quantize_checkpoint(tmp_path / "src", dst)
     with pytest.raises(FormatError, match="does not exist"):
         lowbit.quantize_checkpoint(tmp_path / "nothing", tmp_path / "q")
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"q"])
+def test_what_is_no_path_is_named_with_its_argument(tmp_path, wrong):
+    got = type(wrong).__name__
+    for work in (lowbit.quantize_checkpoint, export_checkpoint, convert):
+        with pytest.raises(DtypeError, match=f"^src must be a str or an os.PathLike, got {got}$"):
+            work(wrong, tmp_path / "q")
+        with pytest.raises(DtypeError, match=f"^dst must be a str or an os.PathLike, got {got}$"):
+            work(LLAMA, wrong)
+    assert not list(tmp_path.iterdir())
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------

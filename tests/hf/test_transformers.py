@@ -254,6 +254,7 @@ def test_a_damaged_tensor_is_an_error_that_names_it(tmp_path, change, words, how
         ({"format": 2}, "format 2 needs a newer lowbit"),
         ({"format": "1"}, "format '1' needs"),
         ({"group_size": 48}, "48"),
+        ({"group_size": None}, "group_size must be a whole number, got None"),
         ({"bits": 4}, "no setting 'bits'"),
         ({"dynamic": {"(": None}}, "not a regular expression"),
         ({"dynamic": {"up_proj": {"bits": 4}}}, "no setting 'bits'"),
@@ -285,6 +286,53 @@ def test_weights_that_cannot_be_quantized_are_named(tmp_path):
         loaded(tmp_path, quantization_config=LowbitConfig("int4", group_size=64))
     with pytest.raises(SchemeError, match="got none"):
         loaded(quantization_config=LowbitConfig("int4", skip=["model"]))
+
+
+@pytest.mark.parametrize("argument", ["skip", "dynamic"])
+def test_a_misspelt_entry_does_not_pass_while_it_is_quantized_on_the_fly(argument):
+    entry = {"skip": ["nope"], "dynamic": {"nope": {"dtype": "int8"}}}[argument]
+    with pytest.raises(SchemeError, match=f"{argument} entry 'nope' matches no nn.Linear; near: "):
+        loaded(quantization_config=LowbitConfig("int4", group_size=64, **{argument: entry}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"method": "foo"}, "no quantization method is called 'foo'"),
+        ({"method": "gptq"}, "'gptq' needs calibration data"),
+        ({"method": None}, "got None"),
+        ({"zero_kind": "zero"}, "int4 is quantized with zero_kind 'none', got 'zero'"),
+        ({"dtype": "uint4", "zero_kind": "none"}, "uint4 is quantized with zero_kind 'zero' or 'min', got 'none'"),
+        ({"group_size": None}, "group_size must be a whole number, got None"),
+        ({"codebook": True}, "codebook must be false"),
+        ({"perm": True}, "perm must be false"),
+    ],
+)
+def test_settings_that_no_method_makes_are_refused_before_weights_load(monkeypatch, settings, words):
+    with pytest.raises(SchemeError, match=words):
+        LowbitConfig(**settings)
+    monkeypatch.setattr("lowbit.checkpoint.on_the_fly.Quantize.convert", None)  # no weight may get there
+    with pytest.raises(SchemeError, match=words):
+        loaded(quantization_config={"quant_method": "lowbit", **settings})
+    with pytest.raises(SchemeError, match=words):
+        loaded(quantization_config=LowbitConfig(dynamic={"up_proj": settings}))
+
+
+@pytest.mark.parametrize("dynamic", [{"method": "foo"}, {"perm": True}])
+def test_settings_of_a_tied_head_are_judged_before_weights_load(monkeypatch, dynamic):
+    monkeypatch.setattr("lowbit.checkpoint.on_the_fly.Quantize.convert", None)
+    with pytest.raises(SchemeError, match="'foo'|perm must be false"):
+        loaded(quantization_config=LowbitConfig("int4", lm_head="int8", dynamic={"lm_head": dynamic}))
+
+
+def test_a_config_is_left_as_it_was_and_serves_another_model(tmp_path):
+    small("llama").save_pretrained(tmp_path)
+    settings = LowbitConfig(dtype=lowbit.dtypes.weight_type("int4"), group_size=64, skip=["layers.1"])
+    before = settings.to_dict()
+    for path in (LLAMA, tmp_path):
+        model = loaded(path, quantization_config=settings)
+        assert settings.to_dict() == before and model.config.quantization_config.scale_dtype == "float16"
+        assert any(name.startswith("model.layers.1.") for name in model.config.quantization_config.skip)
 
 
 # ---- registration --------------------------------------------------------------------------------------------------
