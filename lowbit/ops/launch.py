@@ -120,12 +120,13 @@ def _check_out(out, x, bias, n: int) -> None:
 
 
 def _overlaps_itself(t: torch.Tensor) -> bool:
-    """Whether two places of a tensor may be one: a step of some dimension is no longer than all shorter ones reach."""
-    reach = 0
-    for step, size in sorted((s, d) for s, d in zip(t.stride(), t.shape, strict=True) if d > 1):
+    """Whether two places of a tensor may be one: a step of a dimension is no longer than all shorter ones reach."""
+    # Why no sort: torch.compile cannot sort sizes.
+    wide = [(step, size) for step, size in zip(t.stride(), t.shape, strict=True) if size > 1]
+    for i, (step, _) in enumerate(wide):
+        reach = sum((size - 1) * other for j, (other, size) in enumerate(wide) if j != i and other <= step)
         if step <= reach:
             return True
-        reach += (size - 1) * step
     return False
 
 
