@@ -62,9 +62,6 @@ struct MatmulArgs {
   Runtime run;
 };
 
-// Rows of x that one launch on CUDA may have. Why not 2^31: padded to a tile of any kernel they still are an int.
-constexpr int64_t kMostRows = (int64_t{1} << 31) - 512;
-
 using MatmulFn = void (*)(const MatmulArgs&);
 
 // How the blocks of a CUDA kernel share a product of few rows of x (templates/narrow/split.cuh): rows of W in tiles of

@@ -72,7 +72,7 @@ def quantize_model(
     settings = {"dtype": dtype, "group_size": group_size, "method": method, "zero_kind": zero_kind, "act": act}
     dynamic = checked_dynamic(dynamic)
     places = _places(model)
-    skipped = Patterns(_entries(skip), "skip", default=_SKIP)
+    skipped = Patterns(checked_skip(skip), "skip", default=_SKIP)
     overridden = Patterns(list(dynamic), "dynamic")
     chosen: list[tuple[nn.Linear, list[str], dict]] = []
     for linear, names in places:
@@ -128,15 +128,6 @@ def _needs_calibration(chosen: list, calibration) -> bool:
     return True
 
 
-def _entries(skip) -> list:
-    """``skip`` as a list. Raises DtypeError."""
-    if skip is None or isinstance(skip, str):
-        return [] if skip is None else [skip]
-    if not isinstance(skip, Iterable):
-        raise DtypeError(f"skip must be names of layers, got {type(skip).__name__}")
-    return list(skip)
-
-
 def _warn_of_hooks(chosen: list) -> None:
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     hooked = [names[0] for linear, names, _ in chosen if any(getattr(linear, kind, None) for kind in kinds)]
@@ -172,6 +163,15 @@ def _without_tied(model: nn.Module, chosen: list) -> list:
             stacklevel=3,
         )
     return kept
+
+
+def checked_skip(skip) -> list:
+    """A list of ``skip``, one entry or many. Raises DtypeError."""
+    if skip is None or isinstance(skip, str):
+        return [skip] if skip else []
+    if not isinstance(skip, Iterable):
+        raise DtypeError(f"skip must be names or regular expressions, got {type(skip).__name__}")
+    return list(skip)
 
 
 def checked_dynamic(dynamic, known: tuple[str, ...] = OPTIONS) -> dict[str, dict | None]:

@@ -37,6 +37,14 @@ def test_every_block_that_is_launched_has_something_to_do(native):
     assert not [product for product in asked if native.decode_split(*product)[1]]
 
 
+def test_x_that_no_block_holds_has_no_split(native):
+    """The bytes of x of many k are no int: a negative number of them would fit everywhere."""
+    for k in (1 << 24, 1 << 28, 300_000_000, 1 << 30, 2_000_000_000, (1 << 31) - 512):
+        for m in (1, 4):
+            with pytest.raises(RuntimeError, match="no split holds x"):
+                native.decode_split(1, m, m, 16, k)
+
+
 def test_three_rows_are_shared_as_four_are(native):
     """What has room for x of three rows alone was never timed, but once: 7.1 us where 5.8 are possible."""
     for bits, n, k in ((1, 2560, 9728), (2, 3584, 14336), (4, 5120, 8192), (8, 4096, 4096)):

@@ -72,6 +72,10 @@ def test_what_can_not_be_planned_is_one_sentence(library, monkeypatch, tmp_path)
     for device in (5, torch.device("cpu"), ["h200"], "90,0,0"):
         with pytest.raises(lowbit.DeviceError, match="expected h200"):
             find_device(device)
+    library.lowbit_cuda_device = Function(1)
+    monkeypatch.setattr(extension, "cuda", lambda: library)
+    with pytest.raises(lowbit.DeviceError, match="expected the index of a CUDA device that answers, got 99"):
+        device_of(99)
     monkeypatch.undo()
     monkeypatch.setattr(extension, "_cuda", "torch sees no CUDA device")
     with pytest.raises(lowbit.ExtensionError, match="torch sees no CUDA device"):

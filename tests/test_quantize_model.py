@@ -99,7 +99,7 @@ def test_dynamic_settings_choose_by_name_or_expression():
         ({"skip": ["lm_heads"]}, SchemeError, "skip entry 'lm_heads' matches no nn.Linear; near: lm_head"),
         ({"skip": ["("]}, SchemeError, "is not a regular expression"),
         ({"skip": [3]}, DtypeError, "names or regular expressions, got int"),
-        ({"skip": 5}, DtypeError, "skip must be names of layers, got int"),
+        ({"skip": 5}, DtypeError, "skip must be names or regular expressions, got int"),
         ({"method": ["mse"]}, SchemeError, "method must be the name of one, got ['mse']"),
         ({"progress": 5}, DtypeError, "progress must be a function or None, got int"),
         ({"dynamic": {"layers.12": None}}, SchemeError, "dynamic entry 'layers.12' matches no"),

@@ -167,9 +167,8 @@ int64_t lowbit_cuda_tune(const lowbit::cuda::TunedChoice* lines, int64_t count) 
 
 // Whether a plan can be asked for: beyond these sizes its numbers overflow.
 static bool can_be_asked(int weight, int64_t m, int64_t n, int64_t k) {
-  const int64_t most = lowbit::kSizeLimit - 1;
-  return weight >= 0 && weight < lowbit::kKernelTypes && std::min({m, n, k}) >= 1 && n <= most && k <= most &&
-         m <= lowbit::kMostRows;
+  return weight >= 0 && weight < lowbit::kKernelTypes && std::min({m, n, k}) >= 1 &&
+         std::max({m, n, k}) < lowbit::kSizeLimit;
 }
 
 // Of a weight that is nowhere but in a question.

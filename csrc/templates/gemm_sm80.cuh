@@ -199,7 +199,7 @@ inline int launch_kernels(const Kernels& kernels, const MatmulArgs& args, Launch
 // cudaErrorInvalidValue when this tile can't hold the problem on this device.
 template <class Weight, class Act, class Tile>
 inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
-  if (launch.capability < 80 || args.x.m < 1 || args.x.m > kMostRows) return cudaErrorInvalidValue;
+  if (launch.capability < 80 || args.x.m < 1 || args.x.m >= kSizeLimit) return cudaErrorInvalidValue;
   if (args.w.scale_type == ScaleType::kFloat32) return cudaErrorInvalidValue;
   return with_form<Weight, Tile::kNarrow, false>(args.w, is_fine(args.w), [&](auto form) {
     using Form = decltype(form);

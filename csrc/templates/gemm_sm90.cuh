@@ -236,7 +236,7 @@ constexpr bool kHalves =
 template <class Weight, class Act, class Tile>
 inline int launch(const MatmulArgs& args, const Launch& launch, Affine affine) {
   const bool fits = Tile::kWgmma ? launch.capability == 90 : launch.capability >= 90 && launch.capability < 120;
-  if (!fits || args.x.m < 1 || args.x.m > kMostRows) return cudaErrorInvalidValue;
+  if (!fits || args.x.m < 1 || args.x.m >= kSizeLimit) return cudaErrorInvalidValue;
   if (Weight::kCodebook && args.w.zero_kind != ZeroKind::kNone) return cudaErrorInvalidValue;
   const bool fp32_scales = args.w.scale_type == ScaleType::kFloat32;
   if (fp32_scales && args.w.group_size == 16) return cudaErrorInvalidValue;

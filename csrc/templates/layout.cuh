@@ -14,7 +14,8 @@
 
 namespace lowbit {
 
-// N and K of a weight are below this. Why not 2^31: padded to a tile of any kernel they still are an int.
+// N and K of a weight are below this, and M of a launch on CUDA. Why not 2^31: padded to a tile of any kernel they
+// still are an int.
 constexpr int64_t kSizeLimit = (int64_t{1} << 31) - 511;
 
 // Indices into LAYOUTS of lowbit/pack/layout.py.

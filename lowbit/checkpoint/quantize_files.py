@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ..errors import DeviceError, LowbitError
-from ..tensor_checks import checked_path
+from ..tensor_checks import checked_device, checked_path
 from . import plan as planning
 from .block_store import BlockStore
 from .calibrated_files import CalibratedModel, checked_calibration, depends_on, reads_calibration
@@ -144,12 +144,7 @@ def _config(source: Source, plan: planning.Plan) -> dict:
 
 
 def _checked_device(device) -> torch.device:
-    try:
-        device = torch.device(device)
-        torch.empty(1, device=device)
-    except (RuntimeError, TypeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise DeviceError(f"device must be one that works here, got {device!r}: {reason}") from error
+    device = checked_device(device)
     if device.type == "meta":
         raise DeviceError("device must hold data, got meta")
     return device

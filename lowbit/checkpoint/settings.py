@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
-from ..convert_model import OPTIONS, Patterns, checked_dynamic
+from ..convert_model import OPTIONS, Patterns, checked_dynamic, checked_skip
 from ..errors import DtypeError, FormatError, SchemeError, nearest
 from ..ops.schema import check_act
 from ..quantizers import CALIBRATED
@@ -58,12 +58,10 @@ class Settings:
         for name in values:
             if name not in (*known, "dynamic_order"):
                 raise SchemeError(f"quantization_config has no setting {name!r}; expected {nearest(name, known)}")
-        skip = values.pop("skip", None) or ()
-        if not isinstance(skip, str | Iterable):
-            raise DtypeError(f"skip must be names or regular expressions, got {type(skip).__name__}")
+        skip = tuple(checked_skip(values.pop("skip", None)))
         dynamic = checked_dynamic(values.pop("dynamic", None), _OF_A_LAYER)
         dynamic = _in_order(dynamic, values.pop("dynamic_order", None))
-        made = cls(**values, skip=(skip,) if isinstance(skip, str) else tuple(skip), dynamic=dynamic)
+        made = cls(**values, skip=skip, dynamic=dynamic)
         made._check()
         return made
 
