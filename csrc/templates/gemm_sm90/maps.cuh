@@ -70,7 +70,8 @@ struct Traits {
 template <class Weight, class Tile, class Form>
 constexpr Traits kTraits = {
     Weight::kBits,
-    {Weight::kFloat, Weight::kCodebook, Form::kFine, Form::kWhole, Form::kZeros && !Form::kWhole},
+    // Why a codebook's is no float: choice.cpp asks for its costs so, and their factor is over those of integers.
+    {Weight::kFloat && !Weight::kCodebook, Weight::kCodebook, Form::kFine, Form::kWhole, Form::kZeros && !Form::kWhole},
     Tile::kTokens,
     Tile::kRowTiles,
     Tile::kCluster,
