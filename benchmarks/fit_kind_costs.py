@@ -5,6 +5,8 @@ csrc/cuda/split.h (n8, n16) and csrc/templates/decode/spread.cuh, beside which t
         --instead benchmarks/results/nvidia-h200/sweep_splits_20261128_large_kinds.json \
         --beside benchmarks/results/nvidia-h200/sweep_splits_20261129_two_each_of_kinds.json \
         --again benchmarks/results/nvidia-h200/sweep_splits_20261129_int6_kinds.json
+    python benchmarks/fit_kind_costs.py narrow --books \
+        benchmarks/results/nvidia-h200/sweep_splits_20261201_codebooks.json
     python benchmarks/fit_kind_costs.py decode ... (the same files)
     python benchmarks/fit_kind_costs.py plan ... (what the tiles and splits that are chosen take more than the fastest)
 
@@ -44,7 +46,7 @@ def table_of(columns: list[tuple]) -> torch.Tensor:
     return torch.tensor(columns, dtype=torch.float64).T
 
 
-def fit_narrow(products: dict[Product, Times], two: bool) -> None:
+def fit_narrow(products: dict[Product, Times], two: bool, books: bool) -> None:
     costs = cost_fit.all_kinds("csrc/cuda/split.h", "kHalfCosts", "kWholeCosts", "kTwoCosts")
     start, waits, x_cost, step, both, sums, pair, turn, parts_cost = costs
     each, columns = [], []
@@ -58,41 +60,47 @@ def fit_narrow(products: dict[Product, Times], two: bool) -> None:
             walked, busy, turns, in_parts = native.split_work(
                 tiles, steps, tile, weight.bits, split, [BLOCKS, PAIRS], of
             )
-            doubled = (split[1] * split[2]).bit_length() - 1
+            doubled = (split[1] * split[2] - 1).bit_length()  # three parts meet as four do
             megabytes = tiles * steps * native.step_bytes(weight.bits, of) / 1e6
             kind, own = cost_fit.kind_of(split), tile > 8
             fixed = start[kind, int(own)] + sums[kind] * doubled * split[0] * (tile // 8)
             fixed += turn[kind] * turns + parts_cost[kind] * in_parts
             now = native.split_us(tiles, steps, tile, weight.bits, split, [BLOCKS, PAIRS], of)
             each.append((product, way, split))
-            columns.append((kind, own, row + 1, of[-1], weight.bits, weight.is_float, split[2] > 1,
+            columns.append((kind, own, row + 1, of[-1], weight.bits, weight.is_float, of[1], split[2] > 1,
                             walked, busy, walked * split[1], megabytes / 4.3, float(fixed), now))  # fmt: skip
     table = table_of(columns)
-    kind, own, row, shorter, bits, is_float, paired = (column.long() for column in table[:7])
-    walked, busy, x_steps, memory, fixed, now = table[7:]
+    kind, own, row, shorter, bits, is_float, book, paired = (column.long() for column in table[:8])
+    walked, busy, x_steps, memory, fixed, now = table[8:]
     integer, any_zeros = step[kind, own, bits - 1], (row == 2) | (row == 5)
 
     def model(c: cost_fit.Constants) -> torch.Tensor:
         more = UNIT * (c["kinds"][row, kind, own] - 0.8) * c["shorter"][own] ** shorter
         own_step = integer * torch.where(is_float == 1, c["float"][(bits - 3).clamp(0), kind], 1.0)
-        products = walked * (busy + waits[kind, own]) * (own_step + torch.where(row == 0, 0.0, more))
+        own_step = own_step + torch.where(row == 0, 0.0, more)
+        own_step = own_step * torch.where(book == 1, c["codebook"][kind, own], 1.0)
+        products = walked * (busy + waits[kind, own]) * own_step
         x = x_cost[kind, own] * x_steps * torch.where(any_zeros, c["any zeros' x"][own], 1.0)
         most, least = torch.maximum(products, memory), torch.minimum(products, memory)
-        return fixed + x + most + both[kind] * least / most + paired * pair[kind] / (1 + most)
+        start = fixed + book * (c["codebook's start"][own] - 1)
+        return start + x + most + both[kind] * least / most + paired * pair[kind] / (1 + most)
 
     begin = {"kinds": [[[1.0] * 2] * 3] * 8, "shorter": [1.1] * 2, "float": [[1.0] * 3] * 6, "any zeros' x": [1.0] * 2}
+    begin |= {"codebook": [[1.25] * 2] * 3, "codebook's start": [1.3] * 2}
     axes = {"kinds": 1, "float": 1}
-    if two:
+    if two or books:
         header = "csrc/cuda/split.h"
         begin["kinds"] = [begin["kinds"][0], *cost_fit.constants(header, r"kNarrowKinds\[7\]\[3\]\[2\]")]
         begin["kinds"] = (torch.tensor(begin["kinds"], dtype=torch.float64) / UNIT + 0.8).clamp(min=1e-6)
         begin["shorter"] = cost_fit.constants(header, r"kShorterWork\[2\]")
         begin["float"] = cost_fit.constants(header, r"kFloatWork\[6\]\[3\]")
         begin["any zeros' x"] = cost_fit.constants(header, r"kAnyZerosX\[2\]")
-    found = report(products, each, now, model, begin, 600, axes if two else None)
+    only = {name for name in begin if name.startswith("codebook") == books}
+    found = report(products, each, now, model, begin, 600, axes if two else None, only, 100.0 if books else 200.0)
+    found["codebook's start"] -= 1
     for name, value in zip(NARROW_KINDS[1:], UNIT * (found["kinds"][1:] - 0.8), strict=True):
         print(text_of(value), name)
-    for name in ("shorter", "float", "any zeros' x"):
+    for name in ("shorter", "float", "any zeros' x", "codebook", "codebook's start"):
         print(name, text_of(found[name]))
 
 
@@ -146,14 +154,15 @@ def fit_decode(products: dict[Product, Times], two: bool) -> None:
 
 
 def report(
-    products: dict, each: list, now: torch.Tensor, model, begin: dict, steps: int, axes: dict | None
-) -> dict[str, torch.Tensor]:
+    products: dict, each: list, now: torch.Tensor, model, begin: dict, steps: int, axes: dict | None,
+    only: set[str] | None = None, sharp: float = 200.0,
+) -> dict[str, torch.Tensor]:  # fmt: skip
     """Fits, products of some shapes as if there were several of them; says how well both choose."""
     numbers = {product: i for i, product in enumerate(dict.fromkeys(one[0] for one in each))}
     us = [products[product][tile, split] for product, tile, split in each]
     counts = [cost_fit.COUNTS.get(product[1:3], 1) for product in numbers]
     measured = cost_fit.Measured([numbers[one[0]] for one in each], us, counts)
-    found = measured.fit(model, begin, steps, 200.0, axes)
+    found = measured.fit(model, begin, steps, sharp, axes, only)
     for name, predicted in (("headers", now), ("fitted", model(found))):
         print(f"{name}: {cost_fit.summary(measured.lost(predicted))}")
     return found
@@ -164,6 +173,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("which", choices=("narrow", "decode", "plan"))
     parser.add_argument("files", nargs="+", help="records of sweeps")
     parser.add_argument("--two", action="store_true", help="of two blocks on each multiprocessor; the others stay")
+    parser.add_argument("--books", action="store_true", help="narrow: numbers of codebooks; the others stay")
     for name in ("--instead", "--beside", "--again"):
         parser.add_argument(name, nargs="*", default=[], help="others, see above")
     args = parser.parse_args(argv)
@@ -171,7 +181,7 @@ def main(argv: list[str]) -> int:
     if args.which == "plan":
         tell_plan(products)
     else:
-        {"narrow": fit_narrow, "decode": fit_decode}[args.which](products, args.two)
+        fit_narrow(products, args.two, args.books) if args.which == "narrow" else fit_decode(products, args.two)
     return 0
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import cost_fit
+from peers_gpu.side import timed_type
 from tile_model import BLOCKS, PAIRS, native
-
-from lowbit.dtypes import weight_type
 
 DECODE, SM90, WHOLE = 0, 2, 16  # families; warps of a block
 
@@ -23,13 +22,13 @@ class Weight(NamedTuple):
     bits: int
     is_float: bool
     group: int
-    zeros: int  # 0 none, 2 a minimum, 3 whole
+    zeros: int  # 0 none, 2 a minimum, 3 whole, 5 none and values of a codebook
 
     @classmethod
     def of(cls, text: str) -> Weight:
         dtype, group, zeros = (*text.split(":"), "", "")[:3]
-        kind = weight_type(dtype)
-        has = 0 if kind.kind != "uint" else 2 if zeros == "min" else 3
+        kind = timed_type(dtype)
+        has = {"uint": 2 if zeros == "min" else 3, "codebook": 5}.get(kind.kind, 0)
         return cls(text, kind.bits, kind.kind == "float", int(group or 128), has)
 
     @property

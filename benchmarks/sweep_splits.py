@@ -3,7 +3,7 @@ n8 and n16 of family gemm_sm90, n1, n2 and n4 of decode. What the rules of csrc/
 csrc/templates/decode/spread.cuh are made from; of more rows sweep_tiles.py does so.
 
     python benchmarks/sweep_splits.py --types int2,int4,int8 --tiles 8,16 --shapes 8192x8192,4096x4096
-    python benchmarks/sweep_splits.py --types uint4:64,uint4:64:min,float4_e2m1:32 --rows 1,2,4,8,16 --once
+    python benchmarks/sweep_splits.py --types uint4:64:min,float4_e2m1:32,codebook4:64 --rows 1,2,4,8,16 --once
 
 Each answer is verified before it is timed. The result has the keys of other benchmarks on a GPU; ``rows`` are [weight,
 N, K, tile, split, us], split null for the plan's. With ``--rows`` each number of rows is timed by all tiles that hold
@@ -29,12 +29,11 @@ import peers_gpu  # noqa: E402
 import torch  # noqa: E402
 from gpu_record import Record  # noqa: E402
 from peers_gpu.lowbit_side import LowbitSide  # noqa: E402
-from peers_gpu.side import Unavailable, error, exact_product  # noqa: E402
+from peers_gpu.side import Unavailable, error, exact_product, timed_type  # noqa: E402
 
 from lowbit import extension  # noqa: E402
 from lowbit.autotune.plan import device_of  # noqa: E402
 from lowbit.commands.selftest import TOLERANCE  # noqa: E402
-from lowbit.dtypes import weight_type  # noqa: E402
 
 TILES = (1, 2, 4, 8, 16)
 Split = tuple[int, ...]  # row_tiles, parts, blocks, early, warps, next_after, and whether two blocks each
@@ -154,7 +153,7 @@ class Sweep:
             exact = exact_product(x, ready.reference) if exact is None else exact
             splits = []
             if tile:
-                row_tiles, bits = -(-n // 16), weight_type(self.of[0]).bits
+                row_tiles, bits = -(-n // 16), timed_type(self.of[0]).bits
                 splits = splits_of_decode()
                 if tile >= 8:
                     splits = splits_of_few_rows(row_tiles, self.device.blocks, self.device.pairs)

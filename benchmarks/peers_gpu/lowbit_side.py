@@ -1,4 +1,4 @@
-"""lowbit itself: a weight type, and, if asked for, one of its kernels by force."""
+"""lowbit itself: a weight type, or codes with a table of values, and, if asked for, one of its kernels by force."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import functools
 
 import torch
 
-from lowbit.dtypes import weight_type
-
-from .side import Problem, Ready, Side, Unavailable
+from .side import Problem, Ready, Side, Unavailable, timed_type
 
 #: Tokens of the smallest tile of gemm_sm90 that takes any number of rows of x; of gemm_sm80 all do.
 REPEATED = 32
@@ -31,7 +29,7 @@ class LowbitSide(Side):
     ):
         super().__init__(dtype, act, group, tile)
         self.scales = None if scales is None else getattr(torch, scales)
-        self.zeros = (zeros or "zero") if weight_type(dtype).kind == "uint" else "none"
+        self.zeros = (zeros or "zero") if timed_type(dtype).kind == "uint" else "none"
 
     def serves(self, m: int) -> bool:
         # Why: a forced kernel that neither holds nor repeats them is passed over: another would be timed as it.
@@ -47,8 +45,7 @@ class LowbitSide(Side):
         key = (self.dtype, self.act, self.group, self.zeros, self.scales)
         if problem.kept.get("key") != key:
             problem.kept.clear()
-            options = {"group_size": self.group, "method": "rtn", "zero_kind": self.zeros}
-            qt = lowbit.quantize(problem.weight.to(self.x_type), self.dtype, scale_dtype=self.scales, **options)
+            qt = self._quantized(problem.weight.to(self.x_type))
             first = lowbit.pack_weight(qt, problem.weight.device)
             weights = [first, *(copy.deepcopy(first) for _ in range(problem.copies(first.nbytes) - 1))]
             assert len({pw.codes.data_ptr() for pw in weights}) == len(weights)
@@ -67,6 +64,19 @@ class LowbitSide(Side):
             return product
 
         return Ready([call(pw) for pw in weights], weights[0].nbytes, problem.kept["reference"])
+
+    def _quantized(self, weight: torch.Tensor):
+        """A weight of this type; of a codebook the codes of an integer, read by a table as even as that integer is."""
+        import lowbit
+
+        wtype = timed_type(self.dtype)
+        options = {"group_size": self.group, "method": "rtn", "zero_kind": self.zeros, "scale_dtype": self.scales}
+        if wtype.kind != "codebook":
+            return lowbit.quantize(weight, wtype, **options)
+        qt = lowbit.quantize(weight, f"int{wtype.bits}", **options)
+        values = torch.arange(2**wtype.bits, device=weight.device) - 2 ** (wtype.bits - 1)
+        of = {"dtype": f"uint{wtype.bits}", "shape": qt.shape, "group_size": qt.group_size, "zero_kind": "none"}
+        return lowbit.QuantTensor(qt.codes, qt.scales, codebook=values.to(self.x_type), **of)
 
     def _kernel(self) -> str | None:
         """The name of the kernel to force. Raises Unavailable when this build has none such."""

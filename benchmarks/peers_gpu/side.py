@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lowbit.dtypes import weight_type
+from lowbit.dtypes import WeightType, kernel_type, weight_type
 
 #: Rows of the weight that are multiplied in float64 at a time.
 _EXACT_ROWS = 8192
@@ -54,6 +54,11 @@ class Ready:
     prepare: Callable[[torch.Tensor], None] = lambda x: None
 
 
+def timed_type(name: str) -> WeightType:
+    """The weight type of a name: of lowbit's, or "codebook4" and others, whose codes a table gives values to."""
+    return kernel_type(name) if name.startswith("codebook") else weight_type(name)
+
+
 class Side:
     """A product to time: ``family`` with weights of ``dtype`` (a name of lowbit's, or None) and x of ``act``."""
 
@@ -65,7 +70,7 @@ class Side:
 
     def __init__(self, dtype: str | None, act: str, group: int, variant: str | None = None):
         self.dtype, self.act, self.group, self.variant = dtype, act, group, variant
-        self.bits = 16 if dtype is None else weight_type(dtype).bits
+        self.bits = 16 if dtype is None else timed_type(dtype).bits
         self.name = " ".join(part for part in (self.family, dtype, variant) if part)
 
     @property

@@ -108,8 +108,12 @@ constexpr float kFloatWork[6][3] = {{1.26f, 1.15f, 1.27f}, {1.35f, 1.23f, 1.35f}
                                     {1.30f, 1.18f, 1.24f}, {1.30f, 1.18f, 1.24f}, {1.15f, 0.963f, 1.17f}};
 // What x takes where zeros are no whole numbers, of n8 and n16: helping warps add it up, for each part of K.
 constexpr float kAnyZerosX[2] = {2.69f, 5.91f};
-// Values of a codebook are looked up: n8 17.6 us and int4 13.7 with groups of 64.
-constexpr float kCodebookWork = 1.25f;
+// Values of a codebook are looked up, in a table that a block makes first: times that of such a step of an integer, as
+// kNarrowKinds, and microseconds more at the start, of n8 and n16. Fitted to 56 products (14 shapes, groups of 64 and
+// 128; nvidia-h200/sweep_splits_20261201_codebooks.json): of these the split with the least is 2.3% slower than the
+// fastest one on average, by 1.25 for all of them 3.7%.
+constexpr float kCodebookWork[3][2] = {{1.83f, 1.57f}, {1.57f, 1.46f}, {1.87f, 1.80f}};
+constexpr float kCodebookStart[2] = {0.177f, 0.363f};
 
 // The row of kNarrowKinds, -1 of weights that cost what such integers do. Floats with zeros: as integers with them.
 constexpr int narrow_row(const WeightKind& kind) {
@@ -122,7 +126,8 @@ constexpr float narrow_step(const WeightKind& kind, int bits, int blocks, int ow
   const int row = narrow_row(kind);
   float more = row < 0 ? 0.0f : kNarrowKinds[row][blocks][own];
   for (int i = 0; i < kind.shorter; ++i) more *= kShorterWork[own];
-  return (step * (kind.is_float ? kFloatWork[bits - 3][blocks] : 1.0f) + more) * (kind.codebook ? kCodebookWork : 1.0f);
+  const float books = kind.codebook ? kCodebookWork[blocks][own] : 1.0f;
+  return (step * (kind.is_float ? kFloatWork[bits - 3][blocks] : 1.0f) + more) * books;
 }
 
 // Pairs of blocks whose warps each have rows of their own, on halves of multiprocessors that are nearly all taken: with
@@ -155,7 +160,8 @@ constexpr float split_us(const Split& split, const SplitQuestion& q) {
   const float most = std::max(products, memory), least = std::min(products, memory);
   int doubled = 0;
   for (int all = split.parts * split.blocks - 1; all > 0; all /= 2) ++doubled;  // three parts meet as four do
-  return costs.start[own] + most * (is_full_of_pairs(split, q) ? kFullPairs : 1.0f) + costs.both * least / most +
+  const float start = costs.start[own] + (q.kind.codebook ? kCodebookStart[own] : 0.0f);
+  return start + most * (is_full_of_pairs(split, q) ? kFullPairs : 1.0f) + costs.both * least / most +
          x * steps * static_cast<float>(split.parts) +
          costs.sums * static_cast<float>(doubled * split.row_tiles * columns) +
          (split.blocks > 1 ? costs.pair / (1 + most) : 0.0f) + costs.turn * static_cast<float>(work.turns) +

@@ -93,12 +93,13 @@ static Seven split_of(const decode::Sharing& p, int warps) {
       warps >> p.warps_k_shift, 1 << p.warps_k_shift, 1 << p.cluster_shift, p.early, warps, p.next_after, p.two_each};
 }
 
-// Of a weight alone. kind: 0 no zeros and even scales, 1 zero, 2 min, 3 whole, 4 no zeros and uneven scales.
+// Of a weight alone. kind: 0 no zeros and even scales, 1 zero, 2 min, 3 whole, 4 no zeros and uneven scales, 5 those
+// and a codebook.
 static lowbit::cuda::Question question_of(int bits, bool is_float, int64_t group_size, int kind) {
   lowbit::cuda::Question q{};
   q.bits = bits, q.is_float = is_float, q.group_size = group_size, q.whole_zeros = kind == 3;
-  q.even_scales = kind == 0;
-  q.zero_kind = kind == 4       ? lowbit::ZeroKind::kNone
+  q.even_scales = kind == 0, q.codebook = kind == 5;
+  q.zero_kind = kind >= 4       ? lowbit::ZeroKind::kNone
                 : q.whole_zeros ? lowbit::ZeroKind::kZero
                                 : static_cast<lowbit::ZeroKind>(kind);
   return q;
