@@ -180,8 +180,10 @@ def main(argv: list[str]) -> int:
     products = products_of(args.files, args.instead, args.beside, args.again)
     if args.which == "plan":
         tell_plan(products)
+    elif args.which == "narrow":
+        fit_narrow(products, args.two, args.books)
     else:
-        fit_narrow(products, args.two, args.books) if args.which == "narrow" else fit_decode(products, args.two)
+        fit_decode(products, args.two)
     return 0
 
 

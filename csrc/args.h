@@ -82,8 +82,9 @@ constexpr int kAllEarly = 8;  // early: as many stages as there is room for
 // (nvidia-h200/alone_20261129.json).
 constexpr int kEarlyAlone = 1;
 
-// What the time of a product depends on of a weight, beside its bits. whole_zeros: they are part of the number that
-// makes a value; any_zeros: others (form.cuh). shorter: how often 64 k are halved to be a group of a fine weight.
+// What the time of a product depends on of a weight, beside its bits. codebook: values of a table, of which is_float
+// says no. whole_zeros: they are part of the number that makes a value; any_zeros: others (form.cuh). shorter: how
+// often 64 k are halved to be a group of a fine weight.
 struct WeightKind {
   bool is_float = false, codebook = false, fine = false, whole_zeros = false, any_zeros = false;
   int shorter = 0;

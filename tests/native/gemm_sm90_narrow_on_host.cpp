@@ -26,8 +26,8 @@ void run(const Case& c, const Split& split) {
   }
 }
 
-// The plan asks for costs of a codebook as of no float (choice.cpp), so a kernel must too: with the factors of both its
-// step would cost 1.69 of an integer's where 1.25 was measured, and it would go by another split.
+// The plan asks for costs of a codebook as of no float (choice.cpp), so a kernel must too: a step would have a float's
+// factor beside its own (split.h), and the kernel would go by another split than the plan means.
 constexpr WeightKind kBook = gemm_sm90::kTraits<Codebook<4>, gemm_sm90::Tile<8>, Form<true, ZeroForm::kNone>>.kind;
 static_assert(kBook.codebook && !kBook.is_float);
 
